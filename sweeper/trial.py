@@ -1,0 +1,262 @@
+"""What a trial is asked, and what it can answer.  Both sides of the wall speak in these types; nothing else crosses.
+
+A trial trains one model at one batch size in a process of its own and ends in one ``Outcome``: it fitted, it ran out
+of memory, or it broke.  Sizes are bytes, times are seconds, and what was not measured is None, never a guess.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from sweeper.wire import WireError, from_jsonable, to_jsonable
+
+__all__ = [
+    "KINDS",
+    "PHASES",
+    "PRECISIONS",
+    "SCHEMA",
+    "Breakdown",
+    "Broken",
+    "CardMemory",
+    "DeviceReport",
+    "Fit",
+    "OutOfMemory",
+    "Outcome",
+    "PhasePeak",
+    "StepRecord",
+    "TrialSpec",
+    "outcome_from_json",
+    "outcome_to_json",
+    "spec_from_json",
+    "spec_to_json",
+]
+
+# The version of request.json and result.json.  Driver and worker are of one installation, so there is nothing to
+# upgrade: another number is an error.  The journal, which outlives an installation, has a number of its own.
+SCHEMA = 1
+
+Phase = Literal["setup", "inputs", "forward", "loss", "backward", "step", "zero_grad"]
+PHASES: tuple[Phase, ...] = ("setup", "inputs", "forward", "loss", "backward", "step", "zero_grad")
+
+Kind = Literal["weights", "buffers", "gradients", "optimizer", "inputs", "activations", "workspace"]
+KINDS: tuple[Kind, ...] = ("weights", "buffers", "gradients", "optimizer", "inputs", "activations", "workspace")
+
+Precision = Literal["fp32", "amp-fp16", "amp-bf16", "bf16"]
+PRECISIONS: tuple[Precision, ...] = ("fp32", "amp-fp16", "amp-bf16", "bf16")
+Optimizer = Literal["sgd", "adam", "adamw"]
+OPTIMIZERS: tuple[Optimizer, ...] = ("sgd", "adam", "adamw")
+Mode = Literal["train", "inference"]
+MODES: tuple[Mode, ...] = ("train", "inference")
+
+# The classes of failure; failures.py says how evidence is read.  The first two can move the boundary.
+FailureClass = Literal[
+    "oom_device", "oom_suspect", "oom_host",
+    "kernel_limit", "cuda_fault", "model_error", "numeric", "timeout", "spilled", "infra",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialSpec:
+    """One trial: what to train, how, where, and at which size."""
+
+    model: str
+    batch_size: int
+    device: str  # "cuda", "cuda:1", "cpu" or "sim:CARD"; never "auto", which the driver resolves
+    model_args: Mapping[str, int | float | bool | str] = field(default_factory=dict)
+    precision: Precision = "fp32"
+    optimizer: Optimizer = "sgd"
+    mode: Mode = "train"
+    image_size: int | None = None  # pixels a side; None is the model's own
+    steps: int = 3
+    memory_limit_bytes: int | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breakdown:
+    """Bytes by kind at one moment.  The kinds add up to what was allocated then.
+
+    ``workspace`` is what an operator holds only while it runs, with cuBLAS's and cuDNN's own scratch.
+    """
+
+    weights: int = 0
+    buffers: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    inputs: int = 0
+    activations: int = 0
+    workspace: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(getattr(self, kind) for kind in KINDS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhasePeak:
+    """The most memory in one phase, over all steps."""
+
+    phase: Phase
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One full step.  ``seconds`` is None where nothing was computed; ``loss`` is None where it is not finite."""
+
+    seconds: float | None
+    loss: float | None
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardMemory:
+    """The driver's own view of the card (NVML) at one moment, in bytes.
+
+    ``process_bytes`` is what the driver counts for the trial's process, context included; None where the driver does
+    not tell.  ``used_bytes`` is over all processes.
+    """
+
+    total_bytes: int
+    used_bytes: int
+    process_bytes: int | None = None
+
+    @property
+    def others_bytes(self) -> int | None:
+        """What other processes hold; None where the driver does not tell them apart."""
+        return None if self.process_bytes is None else max(0, self.used_bytes - self.process_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """Every step ran.
+
+    Peaks are over the whole trial.  On ``cpu`` there is no caching allocator: allocated and reserved are both the
+    growth of the resident set.  ``capacity_bytes`` is what the device could give this trial, under its limit.
+    ``breakdown`` is the moment of the peak; ``holdings`` is the most each kind held at any time.
+    """
+
+    TAGGED: ClassVar[bool] = True
+
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    capacity_bytes: int
+    steps: tuple[StepRecord, ...]
+    phases: tuple[PhasePeak, ...] = ()
+    breakdown: Breakdown | None = None
+    holdings: Breakdown | None = None
+    step_seconds: float | None = None  # median after the first step
+    samples_per_second: float | None = None
+    process_bytes: int | None = None  # the driver's peak view of the process, context included
+    context_bytes: int | None = None  # of that, what is not the allocator's
+    allocator_retries: int | None = None  # times the allocator gave back its cache and tried again
+    card_before: CardMemory | None = None
+    card_after: CardMemory | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemory:
+    """The device could not give what a step asked for.
+
+    ``failure`` is ``oom_device``; or ``oom_suspect``, an error that is out of memory only if it comes again with
+    little memory free; or, on ``cpu`` alone, ``oom_host``.  ``operator`` and ``module`` are where it happened, as far
+    as known; in backward the module is the one whose forward made the operator.
+    """
+
+    TAGGED: ClassVar[bool] = True
+
+    failure: Literal["oom_device", "oom_suspect", "oom_host"]
+    phase: Phase
+    step: int  # counts from 0
+    message: str  # the error's first line
+    traceback: str = ""
+    requested_bytes: int | None = None
+    free_bytes: int | None = None
+    capacity_bytes: int | None = None
+    allocated_bytes: int | None = None  # at the moment of failure
+    reserved_bytes: int | None = None
+    peak_allocated_bytes: int = 0
+    peak_reserved_bytes: int = 0
+    operator: str | None = None
+    module: str | None = None
+    breakdown: Breakdown | None = None
+    process_bytes: int | None = None
+    context_bytes: int | None = None
+    allocator_retries: int | None = None
+    card_before: CardMemory | None = None
+    card_after: CardMemory | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broken:
+    """The trial failed for a reason that says nothing about the device's memory."""
+
+    TAGGED: ClassVar[bool] = True
+
+    failure: FailureClass
+    reason: str  # one line
+    phase: Phase | None = None
+    traceback: str = ""
+    log_tail: str = ""
+
+
+Outcome = Fit | OutOfMemory | Broken
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceReport:
+    """What a device is, asked once a run."""
+
+    device: str  # as in TrialSpec
+    label: str  # "NVIDIA GeForce RTX 4060", "AMD EPYC 7B13"
+    simulated: bool
+    total_bytes: int
+    capacity_bytes: int  # what a trial can have now, under the limit asked for
+    compute_capability: str | None = None
+    driver: str | None = None
+    torch: str | None = None
+    torchvision: str | None = None
+    cuda: str | None = None
+    allocator_conf: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+def spec_to_json(spec: TrialSpec) -> str:
+    return json.dumps({"schema": SCHEMA, **to_jsonable(spec)}, indent=1)
+
+
+def spec_from_json(text: str) -> TrialSpec:
+    """Raises ``WireError`` when ``text`` is no trial of this schema."""
+    return _read(TrialSpec, text)  # type: ignore[no-any-return]
+
+
+def outcome_to_json(outcome: Outcome) -> str:
+    return json.dumps({"schema": SCHEMA, **to_jsonable(outcome)}, indent=1)
+
+
+def outcome_from_json(text: str) -> Outcome:
+    """Raises ``WireError`` when ``text`` is no outcome of this schema."""
+    return _read(Outcome, text)  # type: ignore[no-any-return]
+
+
+def _read(kind: Any, text: str) -> Any:
+    try:
+        data = json.loads(text)
+    except ValueError as problem:
+        raise WireError(f"not JSON: {problem}") from None
+    if not isinstance(data, dict) or (found := data.pop("schema", None)) is None:
+        raise WireError("no schema number")
+    if found != SCHEMA:
+        raise WireError(f"schema {found}, expected {SCHEMA}")
+    return from_jsonable(kind, data)
+
+
+def with_size(spec: TrialSpec, size: int) -> TrialSpec:
+    """Return ``spec`` at another batch size."""
+    return dataclasses.replace(spec, batch_size=size)
