@@ -14,23 +14,32 @@ from sweeper.wire import WireError, from_jsonable, to_jsonable
 
 __all__ = [
     "KINDS",
+    "MODES",
+    "OPTIMIZERS",
     "PHASES",
     "PRECISIONS",
     "SCHEMA",
     "Breakdown",
     "Broken",
     "CardMemory",
+    "Describe",
     "DeviceReport",
     "Fit",
     "OutOfMemory",
     "Outcome",
     "PhasePeak",
+    "Refused",
     "StepRecord",
     "TrialSpec",
-    "outcome_from_json",
-    "outcome_to_json",
-    "spec_from_json",
-    "spec_to_json",
+    "Request",
+    "Response",
+    "TakeTraces",
+    "Traced",
+    "request_from_json",
+    "request_to_json",
+    "response_from_json",
+    "response_to_json",
+    "with_size",
 ]
 
 # The version of request.json and result.json.  Driver and worker are of one installation, so there is nothing to
@@ -60,6 +69,8 @@ FailureClass = Literal[
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialSpec:
     """One trial: what to train, how, where, and at which size."""
+
+    TAGGED: ClassVar[bool] = True
 
     model: str
     batch_size: int
@@ -210,8 +221,39 @@ Outcome = Fit | OutOfMemory | Broken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Describe:
+    """The request for a ``DeviceReport``.  ``device`` may be ``auto``, which asks for a GPU if there is one."""
+
+    TAGGED: ClassVar[bool] = True
+
+    device: str
+    memory_limit_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeTraces:
+    """The request for traces of ``spec``'s step on meta tensors at each of ``sizes``."""
+
+    TAGGED: ClassVar[bool] = True
+
+    spec: TrialSpec
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traced:
+    """The answer to ``TakeTraces``: a file in the request's folder for each size, in the format of ``trace``."""
+
+    TAGGED: ClassVar[bool] = True
+
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceReport:
     """What a device is, asked once a run."""
+
+    TAGGED: ClassVar[bool] = True
 
     device: str  # as in TrialSpec
     label: str  # "NVIDIA GeForce RTX 4060", "AMD EPYC 7B13"
@@ -227,22 +269,36 @@ class DeviceReport:
     notes: tuple[str, ...] = ()
 
 
-def spec_to_json(spec: TrialSpec) -> str:
-    return json.dumps({"schema": SCHEMA, **to_jsonable(spec)}, indent=1)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """The answer to a request that cannot be met as it stands: no such device here, a model argument that is none."""
+
+    TAGGED: ClassVar[bool] = True
+
+    message: str
+    hint: str
 
 
-def spec_from_json(text: str) -> TrialSpec:
-    """Raises ``WireError`` when ``text`` is no trial of this schema."""
-    return _read(TrialSpec, text)  # type: ignore[no-any-return]
+Request = TrialSpec | Describe | TakeTraces
+Response = Outcome | DeviceReport | Refused | Traced
 
 
-def outcome_to_json(outcome: Outcome) -> str:
-    return json.dumps({"schema": SCHEMA, **to_jsonable(outcome)}, indent=1)
+def request_to_json(request: Request) -> str:
+    return json.dumps({"schema": SCHEMA, **to_jsonable(request)}, indent=1)
 
 
-def outcome_from_json(text: str) -> Outcome:
-    """Raises ``WireError`` when ``text`` is no outcome of this schema."""
-    return _read(Outcome, text)  # type: ignore[no-any-return]
+def request_from_json(text: str) -> Request:
+    """Raises ``WireError`` when ``text`` is no request of this schema."""
+    return _read(Request, text)  # type: ignore[no-any-return]
+
+
+def response_to_json(response: Response) -> str:
+    return json.dumps({"schema": SCHEMA, **to_jsonable(response)}, indent=1)
+
+
+def response_from_json(text: str) -> Response:
+    """Raises ``WireError`` when ``text`` is no response of this schema."""
+    return _read(Response, text)  # type: ignore[no-any-return]
 
 
 def _read(kind: Any, text: str) -> Any:

@@ -2,7 +2,7 @@
 
 A device measures and executes; it decides nothing.  The order of calls in one trial::
 
-    device = open_device(spec)          limits set, nothing built yet
+    device = open_device(name, limit)   limits set, nothing built yet
     with device.session():              everything below runs inside
         model = device.place(model)     parameters and buffers take memory
         with device.phase("inputs", 0): batch = device.place_batch(batch)
@@ -16,14 +16,28 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from sweeper.trial import Breakdown, CardMemory, DeviceReport, Phase, Precision, TrialSpec
+from sweeper.trial import Breakdown, CardMemory, DeviceReport, Phase, Precision
 
-__all__ = ["Device", "FailureDetail", "Usage", "open_device"]
+__all__ = [
+    "Device",
+    "DeviceMissing",
+    "FailureDetail",
+    "Usage",
+    "amp_dtype",
+    "map_tensors",
+    "open_device",
+    "torchvision_version",
+]
+
+
+class DeviceMissing(Exception):
+    """The device asked for is not on this machine; the text says what is missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,23 +137,37 @@ def map_tensors(batch: Any, change: Any) -> Any:
     if isinstance(batch, dict):
         return {key: map_tensors(item, change) for key, item in batch.items()}
     if isinstance(batch, tuple | list):
-        return type(batch)(map_tensors(item, change) for item in batch)
+        items = [map_tensors(item, change) for item in batch]
+        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)  # a named tuple takes fields
     return batch
 
 
-def open_device(spec: TrialSpec) -> Device:
-    """Return the device that ``spec.device`` names, its limit set.  Raises ``DeviceMissing`` when it is not there."""
-    kind, _, rest = spec.device.partition(":")
+def amp_dtype(precision: Precision) -> torch.dtype | None:
+    """The 16-bit type of an autocast precision; None for the others."""
+    return {"amp-fp16": torch.float16, "amp-bf16": torch.bfloat16}.get(precision)
+
+
+def torchvision_version() -> str:
+    """As its distribution says it; importing torchvision for it would take a second."""
+    return metadata.version("torchvision")
+
+
+def open_device(name: str, memory_limit_bytes: int | None = None) -> Device:
+    """Return the device of that name, its limit set.
+
+    Raises ``DeviceMissing`` when it is not on this machine, and ``UnknownName`` for a card that is in no catalogue.
+    """
+    kind, _, rest = name.partition(":")
     if kind == "sim":
         from sweeper.worker.devices.simulated import SimulatedDevice
 
-        return SimulatedDevice(card=rest, memory_limit_bytes=spec.memory_limit_bytes)
+        return SimulatedDevice(card=rest, memory_limit_bytes=memory_limit_bytes)
     if kind == "cuda":
         from sweeper.worker.devices.cuda import CudaDevice
 
-        return CudaDevice(index=int(rest or 0), memory_limit_bytes=spec.memory_limit_bytes)
+        return CudaDevice(index=int(rest or 0), memory_limit_bytes=memory_limit_bytes)
     if kind == "cpu":
         from sweeper.worker.devices.cpu import CpuDevice
 
-        return CpuDevice(memory_limit_bytes=spec.memory_limit_bytes)
-    raise ValueError(f"no device is called {spec.device!r}")
+        return CpuDevice(memory_limit_bytes=memory_limit_bytes)
+    raise DeviceMissing(f"no device is called {name!r}")

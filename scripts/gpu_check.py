@@ -1,0 +1,162 @@
+"""What a real GPU says, beside what is simulated of it: run once on a machine that has one.
+
+    PYTHONPATH=. python scripts/gpu_check.py                   writes results/gpu/<card>.json
+    PYTHONPATH=. python scripts/gpu_check.py --out FOLDER
+
+Needs the source tree, torch and torchvision, matplotlib, nvidia-ml-py and filelock; neither an installation nor
+pytest.  It runs the gpu tests, then real sweeps under a memory limit of 8 GiB, and simulates every batch that was
+measured on the same card.  It ends within 6 minutes: what there was no time for is listed as left out.
+"""
+
+import argparse
+import inspect
+import json
+import re
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import sweeper  # noqa: E402 - the tree may not be installed
+from sweeper.sweeping import card_like  # noqa: E402
+from sweeper.wire import to_jsonable  # noqa: E402
+
+LIMIT = "8GiB"
+BUDGET_S = 330.0
+JOBS: tuple[Mapping[str, Any], ...] = (
+    {"model": "resnet18", "precision": "fp32", "optimizer": "sgd"},
+    {"model": "resnet50", "precision": "amp-fp16", "optimizer": "adam"},
+    {"model": "vit_b_16", "precision": "fp32", "optimizer": "adamw"},
+    {"model": "resnet50", "precision": "amp-bf16", "optimizer": "sgd"},
+    {"model": "vit_b_16", "precision": "amp-bf16", "optimizer": "adamw"},
+)
+
+
+def run_tests() -> dict[str, str]:
+    """Run every test function of tests/gpu here; a test asks for a scratch folder by the name pytest has for it."""
+    from tests.gpu import test_gpu
+
+    found = {}
+    for name, test in sorted(vars(test_gpu).items()):
+        if not name.startswith("test_"):
+            continue
+        with tempfile.TemporaryDirectory() as scratch:
+            arguments = {"tmp_path": Path(scratch)} if "tmp_path" in inspect.signature(test).parameters else {}
+            try:
+                test(**arguments)
+                found[name] = "passed"
+            except Exception:  # any failure is a line of the report
+                found[name] = traceback.format_exc()
+        print(f"{name}: {found[name].strip().splitlines()[-1]}", flush=True)
+    return found
+
+
+def check(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """One real sweep, and the same batches simulated."""
+    real = sweeper.sweep(**job, device="cuda", memory_limit=LIMIT, max_batch=512, folder=folder / "real", timeout_s=90)
+    assert real.record.device is not None
+    sizes = [point.size for point in real.curve]
+    simulated = sweeper.sweep(
+        **job, device=f"sim:{card_like(real.record.device)}", memory_limit=LIMIT, max_batch=512, folder=folder / "sim"
+    )
+    beside = {size: _simulated_at(job, size, real, folder) for size in sizes}
+    rows = [
+        {
+            "batch": point.size,
+            "outcome": point.outcome,
+            "measured_allocated_bytes": point.peak_allocated_bytes,
+            "measured_reserved_bytes": point.peak_reserved_bytes,
+            "measured_process_bytes": point.process_bytes,
+            "step_seconds": point.step_seconds,
+            **beside[point.size],
+        }
+        for point in real.curve
+    ]
+    broken = real.record.broken
+    print(f"{job}: measured {real.max_batch}, simulated {simulated.max_batch}", flush=True)
+    return {
+        "job": dict(job),
+        "memory_limit": LIMIT,
+        "measured_max_batch": real.max_batch,
+        "measured_proven": real.proven,
+        "simulated_max_batch": simulated.max_batch,
+        "predicted_max_batch": real.record.prediction.max_batch if real.record.prediction else None,
+        "context_bytes": next(
+            (c for t in real.record.trials if (c := getattr(t.outcome, "context_bytes", None))), None
+        ),
+        "broken": to_jsonable(broken) if broken else None,
+        "warnings": list(real.record.warnings),
+        "rows": rows,
+        "seconds": real.record.seconds,
+    }
+
+
+def _simulated_at(job: Mapping[str, Any], size: int, real: sweeper.Run, folder: Path) -> dict[str, Any]:
+    assert real.record.device is not None
+    run = sweeper.sweep(
+        **job,
+        device=f"sim:{card_like(real.record.device)}",
+        memory_limit=LIMIT,
+        batches=[size],
+        predict=False,
+        folder=folder / f"sim-{size}",
+    )
+    point = run.curve[0]
+    return {
+        "simulated_outcome": point.outcome,
+        "simulated_allocated_bytes": point.peak_allocated_bytes,
+        "simulated_reserved_bytes": point.peak_reserved_bytes,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "gpu")
+    options = parser.parse_args()
+    began = time.monotonic()
+    found: dict[str, Any] = {
+        "schema": 1,
+        "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "tests": run_tests(),
+        "jobs": [],
+        "left_out": [],
+    }
+    with tempfile.TemporaryDirectory() as scratch:
+        for number, job in enumerate(JOBS):
+            if time.monotonic() - began > BUDGET_S * (1 - 1 / len(JOBS)):
+                found["left_out"].append(dict(job))
+                continue
+            try:
+                found["jobs"].append(check(job, Path(scratch) / str(number)))
+            except Exception:  # the other jobs are still worth having
+                found["jobs"].append({"job": dict(job), "error": traceback.format_exc()})
+                traceback.print_exc()
+            report = next(Path(scratch).glob("*/real/journal.jsonl"), None)
+            if report is not None:
+                found["device"] = to_jsonable(sweeper.load(report.parent).record.device)
+            _write(options.out, found)
+    found["seconds"] = time.monotonic() - began
+    print(f"wrote {_write(options.out, found)} after {found['seconds']:.0f} s")
+    failed = [name for name, result in found["tests"].items() if result != "passed"]
+    return 1 if failed or any("error" in job for job in found["jobs"]) else 0
+
+
+def _write(folder: Path, found: Mapping[str, Any]) -> Path:
+    """Written after every job, so that what was measured survives a machine that is taken away."""
+    label = found["device"]["label"] if "device" in found else "unknown"
+    path = folder / f"{re.sub(r'[^a-z0-9]+', '-', label.lower()).strip('-')}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(found, indent=1) + "\n")
+    return partial.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""The command line: one file a command; each parses, calls and prints.  Errors are caught here and nowhere else."""
+
+import signal
+import sys
+from types import FrameType
+
+import click
+from click_default_group import DefaultGroup
+
+from sweeper import __version__
+from sweeper.cli.cards import cards
+from sweeper.cli.models import models
+from sweeper.cli.report import report
+from sweeper.cli.run import run
+from sweeper.errors import SweepError
+
+__all__ = ["main"]
+
+_INTERRUPTED = 130
+
+
+@click.group(
+    cls=DefaultGroup,
+    default="run",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, prog_name="sweep")
+def cli() -> None:
+    """Find the largest batch that fits on a GPU, prove it, and draw where the memory goes.
+
+    \b
+    sweep --model resnet18 --max-batch 512          on the GPU, or a simulated card without one
+    sweep --model resnet18 --device sim:a100-40gb   on a card that is not here
+    sweep --model small-cnn --device cpu            on the CPU
+    """
+
+
+for command in (run, cards, models, report):
+    cli.add_command(command)
+
+
+def main() -> None:
+    """The ``sweep`` command.  Leaves with 0 answered, 1 the answer is no, 2 wrong usage, 3 trials broke, 130 Ctrl-C."""
+    # A terminal that closes or a scheduler that ends the job: leave as for Ctrl-C, so that trials are ended.
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        code = cli.main(standalone_mode=False)
+    except SweepError as error:
+        _say(error.message, error.hint)
+        code = error.exit_code
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        code = _INTERRUPTED
+    except BrokenPipeError:  # `sweep cards | head`
+        sys.stderr.close()
+        code = 0
+    sys.exit(code or 0)
+
+
+def _say(message: str, hint: str) -> None:
+    click.echo(f"sweep: {message}\n  {hint}", err=True)
+
+
+def _terminate(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,115 @@
+"""The names a model can have, told apart without importing torch.
+
+A name is one of three things: a torchvision classification model (``resnet18``), one of sweeper's teaching models
+(``small-cnn``), or the user's own factory, as ``path/to/file.py:factory`` or ``package.module:factory``.
+
+The torchvision names are a copy of its registry, so that a typing error is answered at once.  They are those of
+torchvision 0.29; an older torchvision may lack one, which the worker then says.  A test holds the copy equal to the
+installed registry, and ``python -m sweeper.worker.models.torchvision`` prints a new one.
+"""
+
+import ast
+from pathlib import Path
+
+from sweeper.errors import UnknownName, UsageError
+
+__all__ = ["check_model", "is_factory", "known_models", "split_factory"]
+
+LISTING = "`sweep models` lists them all"
+
+TEACHING = ("small-cnn", "mlp", "tiny-transformer")
+
+# torchvision.models.list_models(module=torchvision.models)
+CLASSIFICATION = (
+    "alexnet", "convnext_base", "convnext_large", "convnext_small", "convnext_tiny", "densenet121", "densenet161",
+    "densenet169", "densenet201", "efficientnet_b0", "efficientnet_b1", "efficientnet_b2", "efficientnet_b3",
+    "efficientnet_b4", "efficientnet_b5", "efficientnet_b6", "efficientnet_b7", "efficientnet_v2_l",
+    "efficientnet_v2_m", "efficientnet_v2_s", "googlenet", "inception_v3", "maxvit_t", "mnasnet0_5", "mnasnet0_75",
+    "mnasnet1_0", "mnasnet1_3", "mobilenet_v2", "mobilenet_v3_large", "mobilenet_v3_small", "regnet_x_16gf",
+    "regnet_x_1_6gf", "regnet_x_32gf", "regnet_x_3_2gf", "regnet_x_400mf", "regnet_x_800mf", "regnet_x_8gf",
+    "regnet_y_128gf", "regnet_y_16gf", "regnet_y_1_6gf", "regnet_y_32gf", "regnet_y_3_2gf", "regnet_y_400mf",
+    "regnet_y_800mf", "regnet_y_8gf", "resnet101", "resnet152", "resnet18", "resnet34", "resnet50",
+    "resnext101_32x8d", "resnext101_64x4d", "resnext50_32x4d", "shufflenet_v2_x0_5", "shufflenet_v2_x1_0",
+    "shufflenet_v2_x1_5", "shufflenet_v2_x2_0", "squeezenet1_0", "squeezenet1_1", "swin_b", "swin_s", "swin_t",
+    "swin_v2_b", "swin_v2_s", "swin_v2_t", "vgg11", "vgg11_bn", "vgg13", "vgg13_bn", "vgg16", "vgg16_bn", "vgg19",
+    "vgg19_bn", "vit_b_16", "vit_b_32", "vit_h_14", "vit_l_16", "vit_l_32", "wide_resnet101_2", "wide_resnet50_2",
+)  # fmt: skip
+
+# The rest of torchvision.models.list_models(): quantized, detection, segmentation, video and optical flow.
+NOT_CLASSIFICATION = (
+    "deeplabv3_mobilenet_v3_large", "deeplabv3_resnet101", "deeplabv3_resnet50",
+    "fasterrcnn_mobilenet_v3_large_320_fpn", "fasterrcnn_mobilenet_v3_large_fpn", "fasterrcnn_resnet50_fpn",
+    "fasterrcnn_resnet50_fpn_v2", "fcn_resnet101", "fcn_resnet50", "fcos_resnet50_fpn", "keypointrcnn_resnet50_fpn",
+    "lraspp_mobilenet_v3_large", "maskrcnn_resnet50_fpn", "maskrcnn_resnet50_fpn_v2", "mc3_18", "mvit_v1_b",
+    "mvit_v2_s", "quantized_googlenet", "quantized_inception_v3", "quantized_mobilenet_v2",
+    "quantized_mobilenet_v3_large", "quantized_resnet18", "quantized_resnet50", "quantized_resnext101_32x8d",
+    "quantized_resnext101_64x4d", "quantized_shufflenet_v2_x0_5", "quantized_shufflenet_v2_x1_0",
+    "quantized_shufflenet_v2_x1_5", "quantized_shufflenet_v2_x2_0", "r2plus1d_18", "r3d_18", "raft_large",
+    "raft_small", "retinanet_resnet50_fpn", "retinanet_resnet50_fpn_v2", "s3d", "ssd300_vgg16",
+    "ssdlite320_mobilenet_v3_large", "swin3d_b", "swin3d_s", "swin3d_t",
+)  # fmt: skip
+
+
+def known_models() -> tuple[str, ...]:
+    """Every model that has a name of its own, sweeper's first."""
+    return TEACHING + CLASSIFICATION
+
+
+def check_model(name: str) -> None:
+    """Return when ``name`` can be a model, as far as can be told without importing it.
+
+    Raises ``UnknownName`` for a bare name in no list, ``UsageError`` for a factory that is malformed or whose file
+    is not there, and for a torchvision model that is no classification model.
+    """
+    if is_factory(name):
+        split_factory(name)
+    elif name in NOT_CLASSIFICATION:
+        raise UsageError(
+            f"{name} is not a classification model, and torchvision's others cannot be swept by name",
+            hint="write a factory that returns it with its own batch and loss, and give path/to/file.py:factory",
+        )
+    elif name not in known_models():
+        raise UnknownName("model", name, known_models(), listing=LISTING)
+
+
+def is_factory(name: str) -> bool:
+    """Whether ``name`` points at code of the user's, well or badly written."""
+    return any(mark in name for mark in ":/\\.")
+
+
+def split_factory(name: str) -> tuple[Path | str, str]:
+    """Return (file or module name, factory), the file as a ``Path`` that exists.  Raises ``UsageError``."""
+    place, colon, factory = name.rpartition(":")
+    if not colon:
+        place, factory = name, ""
+    in_file = place.endswith(".py") or any(mark in place for mark in "/\\")
+    if in_file and not Path(place).is_file():
+        raise UsageError(f"there is no file {place}", hint=f"the path is taken from {Path.cwd()}")
+    if not in_file and not _is_dotted(place):
+        raise UsageError(
+            f"{name!r} is no model", hint="write a name, path/to/file.py:factory or package.module:factory"
+        )
+    if not _is_dotted(factory):
+        what = "a file" if in_file else "a module"
+        raise UsageError(f"{name!r} names {what}, not what to call in it", hint=_what_to_call(place, in_file))
+    return (Path(place) if in_file else place), factory
+
+
+def _is_dotted(text: str) -> bool:
+    return all(part.isidentifier() for part in text.split("."))
+
+
+def _what_to_call(place: str, in_file: bool) -> str:
+    found = _public_definitions(Path(place)) if in_file else []
+    if found:
+        return "write " + " or ".join(f"{place}:{name}" for name in found[:4])
+    return f"write {place}:factory, where factory is a function or class that makes the model"
+
+
+def _public_definitions(path: Path) -> list[str]:
+    try:
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+    except (SyntaxError, ValueError):
+        return []
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    return [node.name for node in body if isinstance(node, kinds) and not node.name.startswith("_")]

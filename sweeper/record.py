@@ -1,0 +1,346 @@
+"""A run as a value: what was asked, what each trial answered, and all that follows from it.
+
+``Record`` is the journal in memory.  Everything shown or exported is derived from it, and so is the next move:
+``next_trial`` folds the trials into a search and says what to run.  A sweep that was killed and one that never was
+are therefore the same computation.
+
+How a trial counts.  A fit or an out of memory is a probe of the search.  An out of memory that is only suspected
+(``oom_suspect``) is run once more, and ``failures.confirm_suspect`` reads the pair.  A broken trial says nothing about
+memory: it is run once more, and when it breaks again the sweep ends (``Record.broken``), its boundary untouched.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from sweeper.curve import MemoryLaw, fit_law
+from sweeper.failures import confirm_suspect
+from sweeper.predict import Prediction
+from sweeper.search import Listed, Search
+from sweeper.trial import Breakdown, Broken, DeviceReport, Fit, Outcome, OutOfMemory, TrialSpec
+from sweeper.units import MIB
+
+__all__ = ["CurvePoint", "Header", "NextTrial", "Purpose", "Record", "Settings", "TrialRecord"]
+
+Purpose = Literal["curve", "boundary", "confirm", "recommended", "listed", "repeat", "retry"]
+
+# torch.nn.functional._verify_batch_size, torch 2.14: batch norm over one value a channel.  At batch 1 some models
+# cannot be trained at all, whatever the memory; that is no fault of theirs, and no boundary.
+_TOO_FEW_VALUES = "Expected more than 1 value per channel when training"
+
+# A change in what other processes hold below this is their ordinary breathing (a desktop redrawing a window).
+NOISE_BYTES = 64 * MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How the sweep goes about it; ``sizes`` is ``--batches``: just these, no search."""
+
+    floor: int = 1
+    cap: int
+    confirm: int = 1
+    points: int = 6
+    margin: float = 0.05
+    round_to: int | None = None
+    sizes: tuple[int, ...] = ()
+    timeout_s: float = 600.0
+    isolation: Literal["fork", "spawn"] = "fork"
+    predict: bool = True
+    host_memory_limit_bytes: int | None = None
+    axis: Literal["batch"] = "batch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What was asked, by which command, of which versions.  ``spec.batch_size`` is the floor; trials vary it."""
+
+    created: str  # ISO 8601, UTC
+    command: tuple[str, ...]
+    spec: TrialSpec
+    settings: Settings
+    sweeper: str
+    python: str
+    platform: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRecord:
+    """One trial as the journal keeps it; ``folder`` is relative to the run's."""
+
+    number: int
+    size: int
+    purpose: Purpose
+    outcome: Outcome
+    started: str
+    seconds: float
+    folder: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextTrial:
+    number: int
+    size: int
+    purpose: Purpose
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurvePoint:
+    """What is known of one size, over all its trials: the worst outcome, and the largest peak of that outcome."""
+
+    size: int
+    outcome: Literal["fit", "oom", "broken"]
+    trials: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    process_bytes: int | None = None
+    step_seconds: float | None = None
+    samples_per_second: float | None = None
+    breakdown: Breakdown | None = None
+    holdings: Breakdown | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One run.  ``device`` and ``prediction`` are None until the worker has answered."""
+
+    header: Header
+    device: DeviceReport | None = None
+    prediction: Prediction | None = None
+    trials: tuple[TrialRecord, ...] = ()
+
+    def with_trial(self, trial: TrialRecord) -> "Record":
+        return dataclasses.replace(self, trials=(*self.trials, trial))
+
+    # -- the next move ------------------------------------------------------------------------------------------
+
+    def next_trial(self) -> NextTrial | None:
+        """What to run now; None when there is nothing left to learn, or trials broke."""
+        number = len(self.trials) + 1
+        last = self.trials[-1] if self.trials else None
+        if self.broken is not None:
+            return None
+        if last is not None and isinstance(last.outcome, Broken) and last.size >= self.floor:
+            return NextTrial(number=number, size=last.size, purpose="retry")
+        if last is not None and _is_suspect(last.outcome) and last.purpose != "repeat":
+            return NextTrial(number=number, size=last.size, purpose="repeat")
+        size = self.search.next_size()
+        return None if size is None else NextTrial(number=number, size=size, purpose=self.search.purpose)
+
+    @cached_property
+    def verdicts(self) -> tuple[tuple[TrialRecord, Outcome], ...]:
+        """Each trial that settled something, with the outcome that counts: suspects and broken trials resolved."""
+        return tuple(self._resolve())
+
+    def _resolve(self) -> Iterator[tuple[TrialRecord, Outcome]]:
+        pending: OutOfMemory | None = None
+        for trial in self.trials:
+            outcome = trial.outcome
+            if pending is not None and not isinstance(outcome, Broken):
+                yield trial, confirm_suspect(pending, outcome)
+                pending = None
+            elif isinstance(outcome, OutOfMemory) and _is_suspect(outcome):
+                pending = outcome
+            else:
+                yield trial, outcome
+
+    @cached_property
+    def floor(self) -> int:
+        """The smallest size that can be trained: as asked, or 2 where batch norm refused a batch of 1."""
+        settings = self.header.settings
+        refused = settings.cap > 1 and any(_needs_two(trial) for trial in self.trials)
+        return max(settings.floor, 2 if refused else 1)
+
+    @cached_property
+    def broken(self) -> Broken | None:
+        """Why the sweep ended before its answer: a trial that broke twice, or a suspect that was not memory."""
+        previous_broke_at: int | None = None
+        for trial, outcome in self.verdicts:
+            if not isinstance(outcome, Broken) or trial.size < self.floor:
+                previous_broke_at = None
+            elif not isinstance(trial.outcome, Broken) or previous_broke_at == trial.size:
+                return outcome
+            else:
+                previous_broke_at = trial.size
+        return None
+
+    @cached_property
+    def search(self) -> Search | Listed:
+        """The search after every trial so far."""
+        settings = self.header.settings
+        search: Search | Listed
+        if settings.sizes:
+            search = Listed(sizes=settings.sizes)
+        else:
+            search = Search(
+                floor=self.floor,
+                cap=settings.cap,
+                confirm=settings.confirm,
+                points=settings.points,
+                capacity_bytes=self.capacity_bytes,
+                predicted_max=self.prediction.max_batch if self.prediction else None,
+                margin=settings.margin,
+                round_to=settings.round_to,
+            )
+        for trial, outcome in self.verdicts:
+            match outcome:
+                case Fit():
+                    search = search.after(trial.size, fits=True, peak_bytes=outcome.peak_reserved_bytes)
+                case OutOfMemory():
+                    search = search.after(trial.size, fits=False, peak_bytes=None)
+                case Broken():
+                    pass
+        return search
+
+    # -- the answer ---------------------------------------------------------------------------------------------
+
+    @property
+    def max_batch(self) -> int | None:
+        """The largest batch that was run and fitted as often as asked, with no failure at or below it."""
+        return self.search.answer
+
+    @property
+    def first_failure(self) -> int | None:
+        """The smallest batch that ran out of memory."""
+        return self.search.first_failure
+
+    @property
+    def proven(self) -> bool:
+        """Both sides of the boundary were run; or the cap itself fits."""
+        return self.search.proven
+
+    @property
+    def recommended_batch(self) -> int | None:
+        """The largest batch run that leaves the margin free and is a multiple of ``round_to``."""
+        return self.search.recommended
+
+    @property
+    def capacity_bytes(self) -> int:
+        """What the device could give: as the last trial that fitted found it, or as first reported."""
+        for trial in reversed(self.trials):
+            if isinstance(trial.outcome, Fit):
+                return trial.outcome.capacity_bytes
+        return self.device.capacity_bytes if self.device else 0
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of all trials."""
+        return sum(trial.seconds for trial in self.trials)
+
+    @cached_property
+    def counts(self) -> Mapping[str, int]:
+        """How many trials ended each way: fit, oom, broken."""
+        tally = {"fit": 0, "oom": 0, "broken": 0}
+        for trial in self.trials:
+            tally[_word(trial.outcome)] += 1
+        return tally
+
+    @cached_property
+    def curve(self) -> tuple[CurvePoint, ...]:
+        """One point a size, ascending."""
+        by_size: dict[int, list[Outcome]] = {}
+        for trial, outcome in self.verdicts:
+            by_size.setdefault(trial.size, []).append(outcome)
+        return tuple(_point(size, by_size[size]) for size in sorted(by_size))
+
+    @cached_property
+    def law(self) -> MemoryLaw | None:
+        """The line through the peaks that fitted; None with fewer than two sizes."""
+        return fit_law([(p.size, p.peak_reserved_bytes) for p in self.curve if p.outcome == "fit"])
+
+    @cached_property
+    def failure(self) -> tuple[int, OutOfMemory] | None:
+        """The out of memory just above the answer, and its size."""
+        found = [(trial.size, out) for trial, out in self.verdicts if isinstance(out, OutOfMemory)]
+        return min(found, key=lambda pair: pair[0]) if found else None
+
+    @cached_property
+    def prediction_error(self) -> float | None:
+        """(predicted - found) / found for the largest batch; None where the two cannot be compared."""
+        if self.prediction is None or self.prediction.max_batch is None or not self.max_batch or not self.proven:
+            return None
+        if self.max_batch >= self.header.settings.cap:
+            return None
+        return (self.prediction.max_batch - self.max_batch) / self.max_batch
+
+    @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        """What a reader should know before trusting the answer, a sentence each."""
+        found = list(self._noise())
+        if self.floor > self.header.settings.floor:
+            found.append("a batch of 1 cannot be trained (batch norm needs two values a channel): started at 2")
+        if odd := self.search.not_monotone:
+            sizes = ", ".join(map(str, odd))
+            found.append(f"not monotone: {sizes} fitted although a smaller batch ran out; the answer stays below")
+        peaks = [p.peak_reserved_bytes for p in self.curve if p.outcome == "fit"]
+        if len(peaks) >= 3 and peaks[-1] <= peaks[0]:
+            found.append("the peak does not grow with the batch: is the batch really used by the model?")
+        for note in dict.fromkeys(note for t in self.trials for note in getattr(t.outcome, "notes", ())):
+            found.append(note)
+        return tuple(found)
+
+    def _noise(self) -> Iterator[str]:
+        """Other processes' memory on the card that changed during the run."""
+        seen: list[tuple[int, int]] = []
+        for trial in self.trials:
+            for memory in (getattr(trial.outcome, "card_before", None), getattr(trial.outcome, "card_after", None)):
+                if memory is not None and memory.others_bytes is not None:
+                    seen.append((trial.number, memory.others_bytes))
+        if seen and (spread := max(b for _, b in seen) - min(b for _, b in seen)) >= NOISE_BYTES:
+            low, high = min(seen, key=lambda s: s[1]), max(seen, key=lambda s: s[1])
+            yield (
+                f"noisy card: what other processes hold changed by {spread // MIB} MiB "
+                f"(least in trial {low[0]}, most in trial {high[0]}); run again on a quiet card"
+            )
+
+
+def _needs_two(trial: TrialRecord) -> bool:
+    return trial.size == 1 and isinstance(trial.outcome, Broken) and _TOO_FEW_VALUES in trial.outcome.reason
+
+
+def _is_suspect(outcome: Outcome) -> bool:
+    return isinstance(outcome, OutOfMemory) and outcome.failure == "oom_suspect"
+
+
+def _word(outcome: Outcome) -> Literal["fit", "oom", "broken"]:
+    match outcome:
+        case Fit():
+            return "fit"
+        case OutOfMemory():
+            return "oom"
+        case Broken():
+            return "broken"
+
+
+def _point(size: int, outcomes: list[Outcome]) -> CurvePoint:
+    ooms = [o for o in outcomes if isinstance(o, OutOfMemory)]
+    fits = [o for o in outcomes if isinstance(o, Fit)]
+    if ooms:
+        worst = max(ooms, key=lambda o: o.peak_reserved_bytes)
+        return CurvePoint(
+            size=size,
+            outcome="oom",
+            trials=len(outcomes),
+            peak_allocated_bytes=worst.peak_allocated_bytes,
+            peak_reserved_bytes=worst.peak_reserved_bytes,
+            process_bytes=worst.process_bytes,
+            breakdown=worst.breakdown,
+        )
+    if not fits:
+        return CurvePoint(
+            size=size, outcome="broken", trials=len(outcomes), peak_allocated_bytes=0, peak_reserved_bytes=0
+        )
+    top = max(fits, key=lambda o: o.peak_reserved_bytes)
+    return CurvePoint(
+        size=size,
+        outcome="fit",
+        trials=len(outcomes),
+        peak_allocated_bytes=top.peak_allocated_bytes,
+        peak_reserved_bytes=top.peak_reserved_bytes,
+        process_bytes=top.process_bytes,
+        step_seconds=top.step_seconds,
+        samples_per_second=top.samples_per_second,
+        breakdown=top.breakdown,
+        holdings=top.holdings,
+    )

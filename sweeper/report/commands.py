@@ -1,0 +1,149 @@
+"""The commands a person would type next, and the flags that would help: words only, nothing is run.
+
+A command is built from the spec, not from the words it was first typed with, so it stands for the resolved device
+and holds nothing of the first search.
+"""
+
+import dataclasses
+import shlex
+from pathlib import Path
+
+from sweeper.record import Record
+from sweeper.trial import Broken, OutOfMemory, TrialSpec
+from sweeper.units import GIB, MIB, format_bytes
+
+__all__ = ["advice", "after_breaking", "last_broken_folder", "next_commands", "sweep_command", "takes_images"]
+
+# A bare name is an image classifier, but for these two of the teaching models.
+_NOT_IMAGES = frozenset({"mlp", "tiny-transformer"})
+
+# Other processes' memory on the card below this is a desktop's; freeing it would not change an answer.
+_WORTH_FREEING_BYTES = 256 * MIB
+
+# By FailureClass, for those that end a sweep.
+_AFTER_BREAKING = {
+    "oom_host": "the machine's own memory ran out, not the device's: free some, or lower --max-batch",
+    "kernel_limit": "a kernel cannot take a batch of this size, whatever the memory: lower --max-batch",
+    "cuda_fault": "look at the card and its driver (nvidia-smi, dmesg), then run again",
+    "model_error": "mend the model: the traceback is its own",
+    "numeric": "look at the model's numbers: memory has no part in it",
+    "timeout": "give a longer --timeout, or lower --max-batch",
+    "spilled": "the driver moved memory to the host instead of failing: turn that off, or give a --memory-limit",
+    "infra": "read its log, then run again",
+}
+
+# A larger card is worth naming when it has at least this much more.
+_LARGER = 1.5
+
+
+def takes_images(spec: TrialSpec) -> bool:
+    """Whether the samples are images, as far as the name of the model tells."""
+    return spec.image_size is not None or (":" not in spec.model and spec.model not in _NOT_IMAGES)
+
+
+def sweep_command(spec: TrialSpec, *flags: str) -> str:
+    """Return the shell command that asks for ``spec`` (all but its batch size), then ``flags``."""
+    words = ["sweep", "--model", spec.model, "--device", spec.device]
+    for name, value in spec.model_args.items():
+        words += ["--model-arg", f"{name}={value}"]
+    defaults = {field.name: field.default for field in dataclasses.fields(TrialSpec)}
+    for name in ("precision", "optimizer", "mode", "image_size", "steps"):
+        if (value := getattr(spec, name)) != defaults[name]:
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    if spec.memory_limit_bytes is not None:
+        words += ["--memory-limit", _exact_size(spec.memory_limit_bytes)]
+    return shlex.join([*words, *flags])
+
+
+def next_commands(record: Record, folder: Path) -> list[tuple[str, str]]:
+    """Return (purpose, command) pairs: how to go on, to prove the answer again, to show it again."""
+    spec, settings = record.header.spec, record.header.settings
+    show_again = ("show it again", shlex.join(["sweep", "report", str(folder)]))
+    if record.broken is not None:
+        return [("try it alone", sweep_command(spec, "--batches", str(record.trials[-1].size))), show_again]
+    if record.next_trial() is not None:
+        return [("go on", shlex.join(["sweep", "--resume", str(folder)])), show_again]
+    found: list[tuple[str, str]] = []
+    best, failing = record.max_batch, record.first_failure
+    if settings.sizes:
+        if best is not None and failing is not None and failing > best + 1:
+            bounds = ("--min-batch", str(best), "--max-batch", str(failing))
+            found.append(("find the limit", sweep_command(spec, *bounds)))
+    elif best is not None and failing is None:
+        found.append(("find the limit", sweep_command(spec, "--max-batch", str(2 * settings.cap))))
+    sides = [str(size) for size in (best, failing) if size is not None]
+    found.append(("prove it again", sweep_command(spec, "--batches", ",".join(sides))))
+    return [*found, show_again]
+
+
+def advice(record: Record) -> tuple[str, ...]:
+    """What would help when nothing fits, the most likely help first; empty where something fits."""
+    if record.failure is None or record.max_batch is not None:
+        return ()
+    _, failure = record.failure
+    spec = record.header.spec
+    found = [*_free_the_card(failure), *_smaller_state(spec, failure)]
+    by_batch = failure.phase not in ("setup", "step", "zero_grad")  # then activations are there
+    if by_batch and spec.precision == "fp32" and spec.device != "cpu":
+        found.append(f"--precision {_amp(record)}: 16-bit activations, about half their bytes")
+    if by_batch and takes_images(spec):
+        below = f" below {spec.image_size}" if spec.image_size else ""
+        found.append(f"a smaller --image-size{below}: activations grow with its square")
+    if spec.memory_limit_bytes is not None:
+        found.append(f"a larger --memory-limit than {format_bytes(spec.memory_limit_bytes)}")
+    elif spec.device == "cpu":
+        found.append("a larger --memory-limit: the default is at most half of what is free")
+    elif larger := _larger_card(record):
+        found.append(f"a larger card: --device sim:{larger} shows what it would take")
+    return tuple(found)
+
+
+def after_breaking(broken: Broken) -> str:
+    """What to do about a trial that broke, by its class."""
+    return _AFTER_BREAKING.get(broken.failure, "read its log")
+
+
+def last_broken_folder(record: Record) -> str | None:
+    """The folder, relative to the run's, of the trial that broke last; its log is there."""
+    return next((t.folder for t in reversed(record.trials) if isinstance(t.outcome, Broken)), None)
+
+
+def _free_the_card(failure: OutOfMemory) -> list[str]:
+    memory = failure.card_before
+    if memory is None or memory.others_bytes is None or memory.others_bytes < _WORTH_FREEING_BYTES:
+        return []
+    return [f"end what else is on the card: other processes hold {format_bytes(memory.others_bytes)}"]
+
+
+def _smaller_state(spec: TrialSpec, failure: OutOfMemory) -> list[str]:
+    """Help against weights and optimizer state, where those are what ran out."""
+    found = []
+    if failure.phase == "setup" and spec.precision != "bf16":
+        found.append("--precision bf16: weights of 2 bytes; amp keeps them at 4")
+    if spec.mode == "train" and spec.optimizer != "sgd":
+        found.append(f"--optimizer sgd: no state; {spec.optimizer} keeps twice the weights' bytes")
+    return found
+
+
+def _amp(record: Record) -> str:
+    """bf16 autocast needs compute capability 8.0 to be fast (CUDA C++ Programming Guide, arithmetic instructions)."""
+    capability = record.device.compute_capability if record.device else None
+    older = capability is not None and int(capability.split(".")[0]) < 8
+    return "amp-fp16" if older else "amp-bf16"
+
+
+def _larger_card(record: Record) -> str | None:
+    """The catalogue's smallest card with clearly more memory than this one."""
+    from sweeper.cards import cards
+
+    have = record.device.total_bytes if record.device else record.capacity_bytes
+    larger = [(card.total_bytes, name) for name, card in cards().items() if card.total_bytes >= _LARGER * have]
+    return min(larger)[1] if have and larger else None
+
+
+def _exact_size(size: int) -> str:
+    """``size`` as ``--memory-limit`` reads it back, to the byte."""
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB")):
+        if size % unit == 0:
+            return f"{size // unit}{name}"
+    return str(size)

@@ -1,0 +1,136 @@
+"""Real training on the CPU, under a byte budget that the allocator meets first.
+
+Peak.  The growth of the resident set: the kernel's high-water mark (VmHWM) over what was resident when the trial
+began.  Writing 5 to /proc/self/clear_refs resets the mark, so each phase has its own.
+
+Budget.  ``RLIMIT_DATA`` at (data now + budget) makes mmap and brk fail, so that torch's own allocator says no, instead
+of the kernel's killer.  What repeats to the byte on glibc needs two settings before: one malloc arena (threads would
+make their own), and a fixed mmap threshold (it grows by itself otherwise, and freed blocks then stay in the heap).
+Thread pool and BLAS are warmed before the limit is set; their stacks and buffers are then not the trial's.  A size
+near the boundary can still go either way when an allocation outside torch lands on the last pages, which is why a
+sweep on the CPU confirms its answer.
+
+Where the kernel offers none of this (macOS) the device reports it and runs without a limit it could not keep.
+"""
+
+import contextlib
+import ctypes
+import platform
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sweeper.host_memory import available_bytes, status_bytes, total_bytes
+from sweeper.trial import DeviceReport, Precision
+from sweeper.worker.devices import Device, FailureDetail, Usage, amp_dtype, torchvision_version
+
+__all__ = ["CpuDevice"]
+
+# mallopt(3), glibc's malloc.h
+_M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
+_MMAP_THRESHOLD_BYTES = 64 * 1024
+
+
+class CpuDevice(Device):
+    """``capacity_bytes`` is the budget: what was asked for, or half of what is free."""
+
+    torch_device = torch.device("cpu")
+
+    def __init__(self, *, memory_limit_bytes: int | None) -> None:
+        free = available_bytes() or total_bytes() or 0
+        self.capacity_bytes = memory_limit_bytes if memory_limit_bytes is not None else free // 2
+        self._start_resident = 0
+        self._start_data = 0
+        self._limits_before = resource.getrlimit(resource.RLIMIT_DATA)
+
+    def report(self) -> DeviceReport:
+        can_limit = sys.platform == "linux"
+        return DeviceReport(
+            device="cpu",
+            label=_cpu_name(),
+            simulated=False,
+            total_bytes=total_bytes() or 0,
+            capacity_bytes=self.capacity_bytes,
+            notes=() if can_limit else ("this system cannot hold a trial to a memory limit",),
+            torch=torch.__version__,
+            torchvision=torchvision_version(),
+        )
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        _settle_malloc()
+        _warm_up()
+        self._start_resident = status_bytes("VmRSS") or 0
+        self._start_data = status_bytes("VmData") or 0
+        if sys.platform == "linux":
+            hard = self._limits_before[1]
+            resource.setrlimit(resource.RLIMIT_DATA, (self._start_data + self.capacity_bytes, hard))
+        try:
+            yield
+        finally:
+            self._lift_limit()
+
+    def autocast(self, precision: Precision) -> AbstractContextManager[Any]:
+        dtype = amp_dtype(precision)
+        return torch.autocast("cpu", dtype=dtype) if dtype else nullcontext()
+
+    def grad_scaler(self, *, enabled: bool) -> torch.amp.GradScaler:
+        return torch.amp.GradScaler("cpu", enabled=enabled)
+
+    def usage(self) -> Usage:
+        now = max(0, (status_bytes("VmRSS") or 0) - self._start_resident)
+        peak = max(now, (status_bytes("VmHWM") or 0) - self._start_resident)
+        return Usage(allocated_bytes=now, reserved_bytes=now, peak_allocated_bytes=peak, peak_reserved_bytes=peak)
+
+    def reset_peaks(self) -> None:
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+
+    def seconds(self) -> float:
+        return time.perf_counter()
+
+    def failure_detail(self, error: BaseException) -> FailureDetail:
+        # Telling what went wrong takes memory too.
+        self._lift_limit()
+        data = (status_bytes("VmData") or 0) - self._start_data
+        usage = self.usage()
+        return FailureDetail(
+            free_bytes=max(0, self.capacity_bytes - data),
+            allocated_bytes=usage.allocated_bytes,
+            reserved_bytes=usage.reserved_bytes,
+        )
+
+    def _lift_limit(self) -> None:
+        resource.setrlimit(resource.RLIMIT_DATA, self._limits_before)
+
+
+def _settle_malloc() -> None:
+    with contextlib.suppress(AttributeError, OSError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_ARENA_MAX, 1)
+        mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
+
+
+def _warm_up() -> None:
+    """Start the thread pools and load the kernels that a step will need, so that they are not the trial's bytes."""
+    image = torch.zeros(2, 8, 16, 16, requires_grad=True)
+    weight = torch.zeros(8, 8, 3, 3, requires_grad=True)
+    out = torch.nn.functional.conv2d(image, weight, padding=1).flatten(1)
+    (out @ torch.zeros(out.shape[1], 256)).sum().backward()
+    # Large enough to be shared out among all threads.
+    torch.zeros(256, 1 << 12).exp().sum()
+
+
+def _cpu_name() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

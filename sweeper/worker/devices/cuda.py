@@ -1,0 +1,153 @@
+"""Real training on a GPU (CUDA, and ROCm builds, which answer to the same names).
+
+The allocator's own counters give the peaks; the driver (NVML) gives what they do not show: the context, other
+processes, the card's and the driver's names.  A memory limit is torch's own per-process fraction: the allocator then
+refuses by itself, with the usual error, and the context does not count.
+"""
+
+import contextlib
+import os
+import time
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pynvml
+import torch
+
+from sweeper.trial import CardMemory, DeviceReport, Precision
+from sweeper.worker.devices import Device, DeviceMissing, FailureDetail, Usage, amp_dtype, torchvision_version
+
+__all__ = ["CudaDevice"]
+
+# cudaMalloc's own granularity for the allocator's segments; CUDACachingAllocator.cpp kSmallBuffer, torch 2.14.
+_GRANULE_BYTES = 2 << 20
+
+
+class CudaDevice(Device):
+    """One GPU.  ``capacity_bytes`` is what cudaMalloc could give when the trial began, under the limit."""
+
+    def __init__(self, *, index: int, memory_limit_bytes: int | None) -> None:
+        if not torch.cuda.is_available():
+            raise DeviceMissing(_why_not())
+        if index >= torch.cuda.device_count():
+            raise DeviceMissing(f"cuda:{index} is not there; this machine has {torch.cuda.device_count()}")
+        self.torch_device = torch.device("cuda", index)
+        torch.cuda.set_device(index)
+        self._driver = _Driver(index)
+        # Free before the context exists would count the context as available.
+        torch.cuda.init()
+        torch.cuda.synchronize()
+        free, self._total = torch.cuda.mem_get_info(index)
+        self.capacity_bytes = free // _GRANULE_BYTES * _GRANULE_BYTES
+        if memory_limit_bytes is not None:
+            # Half a byte more, so that fraction x total, cut to an integer, is the limit and not one byte less.
+            torch.cuda.set_per_process_memory_fraction(min(1.0, (memory_limit_bytes + 0.5) / self._total), index)
+            self.capacity_bytes = min(self.capacity_bytes, memory_limit_bytes)
+
+    def report(self) -> DeviceReport:
+        properties = torch.cuda.get_device_properties(self.torch_device)
+        return DeviceReport(
+            device=str(self.torch_device),
+            label=properties.name,
+            simulated=False,
+            total_bytes=self._total,
+            capacity_bytes=self.capacity_bytes,
+            compute_capability=f"{properties.major}.{properties.minor}",
+            driver=self._driver.version(),
+            cuda=torch.version.cuda or (torch.version.hip and f"ROCm {torch.version.hip}"),
+            allocator_conf=os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF"),
+            torch=torch.__version__,
+            torchvision=torchvision_version(),
+        )
+
+    def autocast(self, precision: Precision) -> AbstractContextManager[Any]:
+        dtype = amp_dtype(precision)
+        return torch.autocast("cuda", dtype=dtype) if dtype else nullcontext()
+
+    def grad_scaler(self, *, enabled: bool) -> torch.amp.GradScaler:
+        return torch.amp.GradScaler("cuda", enabled=enabled)
+
+    def usage(self) -> Usage:
+        stats = torch.cuda.memory_stats(self.torch_device)
+        return Usage(
+            allocated_bytes=stats["allocated_bytes.all.current"],
+            reserved_bytes=stats["reserved_bytes.all.current"],
+            peak_allocated_bytes=stats["allocated_bytes.all.peak"],
+            peak_reserved_bytes=stats["reserved_bytes.all.peak"],
+        )
+
+    def reset_peaks(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+
+    def seconds(self) -> float:
+        torch.cuda.synchronize(self.torch_device)
+        return time.perf_counter()
+
+    def card_memory(self) -> CardMemory | None:
+        return self._driver.memory()
+
+    def allocator_retries(self) -> int:
+        return int(torch.cuda.memory_stats(self.torch_device)["num_alloc_retries"])
+
+    def failure_detail(self, error: BaseException) -> FailureDetail:
+        # After a fault of the device every call may raise the same error again.
+        free, usage = None, None
+        with contextlib.suppress(RuntimeError):
+            free = torch.cuda.mem_get_info(self.torch_device)[0]
+        with contextlib.suppress(RuntimeError):
+            usage = self.usage()
+        return FailureDetail(
+            free_bytes=free,
+            allocated_bytes=usage.allocated_bytes if usage else None,
+            reserved_bytes=usage.reserved_bytes if usage else None,
+        )
+
+
+class _Driver:
+    """NVML's view of one card; every answer is None where NVML is not there or does not tell."""
+
+    def __init__(self, index: int) -> None:
+        self._handle: Any = None
+        self._nvml: Any = pynvml
+        # AttributeError: torch before 2.5, and some ROCm builds, have no uuid.
+        with contextlib.suppress(pynvml.NVMLError, AttributeError):
+            pynvml.nvmlInit()
+            # CUDA_VISIBLE_DEVICES renumbers torch's devices and not NVML's; the UUID is the same for both.
+            uuid = f"GPU-{torch.cuda.get_device_properties(index).uuid}"
+            self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+
+    def version(self) -> str | None:
+        if self._handle is None:
+            return None
+        with contextlib.suppress(self._nvml.NVMLError):
+            found = self._nvml.nvmlSystemGetDriverVersion()
+            return found.decode() if isinstance(found, bytes) else str(found)
+        return None
+
+    def memory(self) -> CardMemory | None:
+        if self._handle is None:
+            return None
+        with contextlib.suppress(self._nvml.NVMLError):
+            memory = self._nvml.nvmlDeviceGetMemoryInfo(self._handle)
+            return CardMemory(
+                total_bytes=int(memory.total), used_bytes=int(memory.used), process_bytes=self._process_bytes()
+            )
+        return None
+
+    def _process_bytes(self) -> int | None:
+        """Bytes of this process; None inside a container that hides process numbers, and on Windows' WDDM."""
+        with contextlib.suppress(self._nvml.NVMLError):
+            for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle):
+                if process.pid == os.getpid() and process.usedGpuMemory is not None:
+                    return int(process.usedGpuMemory)
+        return None
+
+
+def _why_not() -> str:
+    if not torch.backends.cuda.is_built():
+        return f"torch {torch.__version__} is built without CUDA"
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as reason:
+        return f"no usable GPU: {str(reason).splitlines()[0]}"
+    return "no usable GPU"

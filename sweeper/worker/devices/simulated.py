@@ -1,0 +1,191 @@
+"""A GPU that is not there: the same training step on meta tensors, against a simulated caching allocator.
+
+The card gives its total memory, its context and its compute capability; ``tracing`` runs the step and tells of every
+allocation; ``sweeper.allocator`` decides, and refuses when the card would.  No time passes and no values exist, so
+``seconds`` and ``loss_value`` are None.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from sweeper.allocator import AllocatorConf, CachingAllocator
+from sweeper.cards import card as find_card
+from sweeper.trace import Trace
+from sweeper.trial import Breakdown, DeviceReport, Phase, Precision
+from sweeper.worker.devices import Device, FailureDetail, Usage, amp_dtype, map_tensors, torchvision_version
+from sweeper.worker.tracing import Ledger, SimulatedGradScaler, SimulatedOutOfMemory, Tracer, foreach_by_default
+from sweeper.worker.tracing.autocast import casting
+from sweeper.worker.tracing.kernels import CudaKernels
+from sweeper.worker.tracing.modules import ModulePaths
+from sweeper.worker.tracing.selection import selecting
+
+__all__ = ["SimulatedDevice"]
+
+
+class SimulatedDevice(Device):
+    """One card of the catalogue.  With ``record`` its capacity is unlimited, and ``trace`` is what it was asked.
+
+    Raises ``UnknownName`` when the catalogue has no such card.  The allocator is configured, as the real one, by
+    ``PYTORCH_CUDA_ALLOC_CONF``.
+    """
+
+    simulated: ClassVar[bool] = True
+
+    def __init__(self, card: str, memory_limit_bytes: int | None = None, *, record: bool = False) -> None:
+        self._name = card
+        self._card = find_card(card)
+        self.torch_device = torch.device("meta")
+        self.capacity_bytes = self._card.total_bytes - self._card.context_bytes
+        if memory_limit_bytes is not None:
+            self.capacity_bytes = min(self.capacity_bytes, memory_limit_bytes)
+        self._conf = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+        self._allocator = CachingAllocator(
+            capacity_bytes=None if record else self._card.total_bytes - self._card.context_bytes,
+            memory_fraction_limit_bytes=None if record else memory_limit_bytes,
+            total_bytes=self._card.total_bytes,
+            conf=AllocatorConf.parse(self._conf),
+        )
+        major, minor = self._card.compute_capability.split(".")
+        self._compute_capability = int(major), int(minor)
+        self._ledger = Ledger(self._allocator)
+        self._modules = ModulePaths()
+        self._tracer = Tracer(self._ledger, self._modules, CudaKernels(self._compute_capability))
+        self._batch_size = 0
+
+    def report(self) -> DeviceReport:
+        return DeviceReport(
+            device=f"sim:{self._name}",
+            label=self._card.label,
+            simulated=True,
+            total_bytes=self._card.total_bytes,
+            capacity_bytes=self.capacity_bytes,
+            compute_capability=self._card.compute_capability,
+            allocator_conf=self._conf or None,
+            torch=torch.__version__,
+            torchvision=torchvision_version(),
+        )
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(self._modules.followed())
+            stack.enter_context(foreach_by_default())
+            stack.enter_context(selecting(self._compute_capability))
+            stack.enter_context(self._tracer)
+            yield
+
+    @contextmanager
+    def build_context(self) -> Iterator[None]:
+        """Meta tensors, not yet on the card.
+
+        A constructor that needs values raises inside; build such a model on the CPU, outside, and ``place`` it.
+        """
+        with self._tracer.paused(), torch.device("meta"):
+            yield
+
+    def place(self, model: nn.Module) -> nn.Module:
+        """Count every parameter and buffer, in the order in which ``nn.Module.to`` would move them."""
+        with self._tracer.paused():
+            _to_meta(model)
+        self._modules.name(model)
+        for path, module in _in_order_of_apply(model, ""):
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    self._tracer.announce(parameter, "to", path, "weights")
+            for buffer in module._buffers.values():
+                if buffer is not None:
+                    self._tracer.announce(buffer, "to", path, "buffers")
+        return model
+
+    def place_batch(self, batch: Any) -> Any:
+        return map_tensors(batch, self._placed_input)
+
+    def autocast(self, precision: Precision) -> AbstractContextManager[Any]:
+        dtype = amp_dtype(precision)
+        return casting(dtype) if dtype else nullcontext()
+
+    def grad_scaler(self, *, enabled: bool) -> SimulatedGradScaler:
+        return SimulatedGradScaler(enabled=enabled)
+
+    @contextmanager
+    def phase(self, phase: Phase, step: int) -> Iterator[None]:
+        if phase == "inputs":
+            self._modules.forget_graph()
+        self._tracer.phase = phase
+        self._ledger.mark(phase, step)
+        yield
+
+    def usage(self) -> Usage:
+        allocator = self._allocator
+        return Usage(
+            allocated_bytes=allocator.allocated_bytes,
+            reserved_bytes=allocator.reserved_bytes,
+            peak_allocated_bytes=allocator.peak_allocated_bytes,
+            peak_reserved_bytes=allocator.peak_reserved_bytes,
+        )
+
+    def reset_peaks(self) -> None:
+        self._allocator.reset_peaks()
+
+    def seconds(self) -> float | None:
+        return None
+
+    def loss_value(self, loss: torch.Tensor) -> float | None:
+        return None
+
+    def allocator_retries(self) -> int | None:
+        return self._allocator.retries
+
+    def breakdowns(self) -> tuple[Breakdown, Breakdown]:
+        return self._ledger.breakdowns()
+
+    def failure_detail(self, error: BaseException) -> FailureDetail:
+        if not isinstance(error, SimulatedOutOfMemory):
+            return FailureDetail()
+        return FailureDetail(
+            requested_bytes=error.requested_bytes,
+            free_bytes=error.free_bytes,
+            allocated_bytes=error.allocated_bytes,
+            reserved_bytes=error.reserved_bytes,
+            operator=error.label.operator,
+            module=error.label.module,
+        )
+
+    def trace(self, batch_size: int) -> Trace:
+        """Return everything that was asked of the card so far, as the trace of a run at ``batch_size``."""
+        return self._ledger.trace(batch_size)
+
+    def _placed_input(self, tensor: torch.Tensor) -> torch.Tensor:
+        with self._tracer.paused():
+            placed = torch.empty_strided(
+                tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta", requires_grad=tensor.requires_grad
+            )
+        self._tracer.announce(placed, "to", "", "inputs")
+        return placed
+
+
+def _in_order_of_apply(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
+    """Children first, then the module: the order of ``nn.Module._apply``, torch/nn/modules/module.py."""
+    for name, child in module.named_children():
+        yield from _in_order_of_apply(child, f"{path}.{name}" if path else name)
+    yield path, module
+
+
+def _to_meta(model: nn.Module) -> None:
+    """Move ``model`` in place.  Unlike ``model.to("meta")`` it keeps a shared parameter shared."""
+    moved: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is None or tensor.is_meta:
+                    continue
+                if id(tensor) not in moved:
+                    bare = tensor.detach().to("meta")
+                    is_parameter = isinstance(tensor, nn.Parameter)
+                    moved[id(tensor)] = nn.Parameter(bare, tensor.requires_grad) if is_parameter else bare
+                tensors[name] = moved[id(tensor)]  # type: ignore[assignment]

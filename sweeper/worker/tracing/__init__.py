@@ -1,0 +1,28 @@
+"""The training step on meta tensors: no arithmetic, no GPU, and every allocation that a GPU would see.
+
+Theory of operation.  These act together, each in a module of its own:
+
+``tracer``      a ``TorchDispatchMode``.  It sits below autograd, so it sees the operators that reach a kernel, in
+                forward and in backward.  A new ``untyped_storage()`` among an operator's results is an allocation, and the
+                storage's end is the free; autograd runs as it always does, so lifetimes are the real ones.
+``ledger``      what the tracer tells: it hands each event at once to a caching allocator, which may refuse, and
+                keeps the log that becomes a ``Trace`` and the breakdown.
+``autocast``    the casts of ``torch.autocast("cuda")``, and ``selection``, the composite operators that choose another
+                kernel on CUDA (dropout, attention, softmax).  Both are Python kernels on dispatch keys that nobody else
+                uses, above autograd: the place in the dispatcher where the C++ does the same, so composite C++ code
+                that calls ``log_softmax`` three levels down is treated as on a GPU.  They act only inside ``session``.
+``kernels``     what the CUDA kernel of an operator does with memory that the meta kernel does not: workspaces, layouts,
+                scratch, the order of its results.  One small function a rule; ``convolution`` and ``attention``
+                hold theirs.
+``modules``     which module an operator runs for; in backward, the module whose forward made the node.
+``optimizing``  the optimizers' and the gradient scaler's CUDA paths.
+
+What this does not know: workspaces of cuDNN convolutions (``convolution.workspace_bytes`` is the seam), values
+(a model that reads a tensor's value on the host ends with an error that names the operator), and time.
+"""
+
+from sweeper.worker.tracing.ledger import Ledger, SimulatedOutOfMemory
+from sweeper.worker.tracing.optimizing import SimulatedGradScaler, foreach_by_default
+from sweeper.worker.tracing.tracer import Tracer
+
+__all__ = ["Ledger", "SimulatedGradScaler", "SimulatedOutOfMemory", "Tracer", "foreach_by_default"]

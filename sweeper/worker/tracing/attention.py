@@ -1,0 +1,126 @@
+"""What the fused attention kernels allocate beside their results: seeds, accumulators, the backward's workspaces.
+
+``_flash_attention_*`` and ``_efficient_attention_*`` are in aten/src/ATen/native/transformers/cuda/attention.cu and
+attention_backward.cu; the sizes come from flash_attn/flash_api.cpp and mem_eff_attention/kernel_backward.h beside
+them (PyTorch 2.14), and agree with what PyTorch's own host code asks of the allocator.
+
+Not known: which of its compiled tiles the memory-efficient backward takes where shared memory is short (before sm80,
+sm86, sm89); the tiles of ``_tile`` are those of sm80.  Flash attention's split over the keys, taken when the batch is
+too small to fill the card, is left out: its accumulators are not what a largest batch runs out of.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._ops import OpOverload
+
+from sweeper.worker.tracing.convolution import copy_into
+
+if TYPE_CHECKING:
+    from sweeper.worker.tracing.tracer import Tracer
+
+__all__ = ["efficient", "efficient_backward", "flash", "flash_backward"]
+
+_FP32_BYTES = 4
+
+
+def efficient(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> Any:
+    """Seed and offset come first, on the CPU when there is dropout; 16-bit heads above 128 accumulate in fp32."""
+    result, logsumexp, seed, offset = func(*args, **kwargs)
+    dropout = _argument(func, args, kwargs, "dropout_p") > 0
+    if dropout:
+        seed, offset = (torch.empty((), dtype=torch.int64, device="cpu") for _ in range(2))
+    for tensor in (seed, offset, result, logsumexp):
+        tracer.announce_result(tensor, func)
+    if result.dtype != torch.float32 and result.shape[-1] > 128:
+        tracer.scratch(result.numel() * _FP32_BYTES, "efficient_attention_accumulator")()
+    return result, logsumexp, seed, offset
+
+
+def efficient_backward(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> Any:
+    """A copy of the incoming gradient if it is in another layout, gradients, ``delta``, workspace.
+
+    ``delta`` is the rowsum of dO * O; in fp32 the product is a tensor of its own.
+    """
+    gradient, query, key = args[0], args[1], args[2]
+    give_back = copy_into(tracer, gradient.transpose(1, 2), torch.contiguous_format, func)
+    results = func(*args, **kwargs)
+    tracer.announce_result(results, func)
+    batch, heads, queries, _ = query.shape
+    rows_bytes = batch * heads * queries * _FP32_BYTES
+    if query.dtype == torch.float32:
+        product = tracer.scratch(gradient.numel() * _FP32_BYTES, "efficient_attention_delta")
+        delta = tracer.scratch(rows_bytes, "efficient_attention_delta")
+        if heads > 1 and queries > 1:
+            rowsum, delta = delta, tracer.scratch(rows_bytes, "efficient_attention_delta")
+            rowsum()
+        product()
+    else:
+        delta = tracer.scratch(rows_bytes, "efficient_attention_delta")
+    size = batch * heads * _workspace_bytes(queries, key.shape[2], query.shape[3], query.dtype)
+    workspace = tracer.scratch(size, "efficient_attention_workspace")
+    workspace()
+    delta()
+    give_back()
+    return results
+
+
+def flash(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> Any:
+    """With dropout the state of the random numbers is made twice: ``mha_fwd``, flash_attn/flash_api.cpp."""
+    results = func(*args, **kwargs)
+    for tensor in results[:2]:
+        tracer.announce_result(tensor, func)
+    if _argument(func, args, kwargs, "dropout_p") > 0:
+        seed = results[6]
+        first = tracer.scratch(seed.numel() * seed.element_size(), "flash_attention_seed")
+        tracer.announce_result(results[7], func)
+        tracer.announce_result(seed, func)
+        first()
+    return results
+
+
+def flash_backward(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> Any:
+    """Copies, gradients, the rows' sums and dQ's accumulator in fp32, padded: ``mha_bwd``, flash_attn/flash_api.cpp."""
+    gradient, query, result = args[0], args[1], args[4]
+    copies = [copy_into(tracer, tensor.transpose(1, 2), torch.contiguous_format, func) for tensor in (gradient, result)]
+    results = func(*args, **kwargs)
+    tracer.announce_result(results, func)
+    batch, heads, queries, width = query.shape
+    rows = batch * heads * _align(queries, 128)
+    sums = tracer.scratch(rows * _FP32_BYTES, "flash_attention_softmax_d")
+    padded = _align(width, 32 if width <= 128 else 64)
+    tracer.scratch(rows * padded * _FP32_BYTES, "flash_attention_dq_accumulator")()
+    sums()
+    for give_back in reversed(copies):
+        give_back()
+    return results
+
+
+def _workspace_bytes(queries: int, keys: int, width: int, dtype: torch.dtype) -> int:
+    """Bytes for one head: ``workspace_strideBH``, mem_eff_attention/kernel_backward.h."""
+    rows, columns = _tile(width, dtype)
+    tiles = -(-queries // rows) * -(-width // columns)
+    size = tiles * (16 + rows * columns * _FP32_BYTES)  # GradQTempStorage: a lock, a counter, the tile
+    if dtype != torch.float32 and width > 128:
+        size += 2 * _align(keys, 64) * _align(width, rows) * _FP32_BYTES  # dK and dV accumulate in fp32
+    return _align(size, 16)
+
+
+def _tile(width: int, dtype: torch.dtype) -> tuple[int, int]:
+    """(rows of queries, columns of dQ) of one tile, by head width: the cutlassB kernels for sm80."""
+    if width <= 64:
+        return 64, 64
+    if dtype != torch.float32 and 96 < width <= 128:
+        return 128, 128
+    return 128, 64
+
+
+def _align(size: int, to: int) -> int:
+    return -(-size // to) * to
+
+
+def _argument(func: OpOverload, args: Any, kwargs: Any, name: str) -> Any:
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.name == name:
+            return args[place] if place < len(args) else kwargs.get(name, argument.default_value)
+    raise KeyError(name)

@@ -1,0 +1,223 @@
+"""What CUDA's kernels do with memory that meta kernels do not: one small function a rule, each with its source.
+
+A kernel here stands between the dispatcher and the meta kernel: it gets the tracer, the operator and its arguments, and
+returns the operator's results.  It may announce results in the order in which CUDA allocates them, take scratch, and
+make results itself where the meta kernel is slow or chooses another layout.
+Convolutions and attention have modules of their own.
+File names are PyTorch's, under aten/src/ATen/native unless they start with torch or aten; read in 2.14.
+
+Not known: what operators that are not named
+here take as scratch.  An operator without a rule is taken to allocate its results in their order and nothing else.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._ops import OpOverload
+
+from sweeper.units import MIB
+from sweeper.worker.tracing import attention, convolution
+
+if TYPE_CHECKING:
+    from sweeper.worker.tracing.tracer import Tracer
+
+__all__ = ["CudaKernels", "Kernel", "cublas_workspace_bytes"]
+
+Kernel = Callable[["Tracer", OpOverload, tuple[Any, ...], dict[str, Any]], Any]
+
+aten = torch.ops.aten
+
+
+def cublas_workspace_bytes(compute_capability: tuple[int, int]) -> int:
+    """Bytes of cuBLAS's workspace: 32 MiB on sm90, ``:4096:2:16:8`` (in KiB) on every other.
+
+    ``getChosenWorkspaceSize``, aten/src/ATen/cuda/CublasHandlePool.cpp, without CUBLAS_WORKSPACE_CONFIG set.
+    """
+    return 32 * MIB if compute_capability[0] == 9 else (4096 * 2 + 16 * 8) * 1024
+
+
+class CudaKernels:
+    """The rules for one trial on a card of ``compute_capability``."""
+
+    def __init__(self, compute_capability: tuple[int, int]) -> None:
+        self._cublas_bytes = cublas_workspace_bytes(compute_capability)
+        self._cublas_handles: set[bool] = set()  # False: the forward's thread; True: autograd's
+
+    def kernel_of(self, func: OpOverload) -> Kernel | None:
+        """Return the rule for ``func``, or None where meta and CUDA allocate alike."""
+        if func.overloadpacket in _MATRIX_PRODUCTS:
+            return self._matrix_product
+        if func._schema.name.startswith("aten::_foreach_") and not func._schema.returns:
+            return _foreach_in_place
+        return _KERNELS.get(func)
+
+    def _matrix_product(self, tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> Any:
+        """The first product in a thread makes a cuBLAS handle, whose workspace is taken after the result and kept.
+
+        ``getCurrentCUDABlasHandle``, aten/src/ATen/cuda/CublasHandlePool.cpp: one a (thread, stream).  On CUDA autograd
+        has a thread of its own for each card.
+        """
+        result = func(*args, **kwargs)
+        thread = torch._C._current_graph_task_id() != -1
+        if thread not in self._cublas_handles and result.is_meta:
+            tracer.announce_result(result, func)
+            self._cublas_handles.add(thread)
+            tracer.scratch(self._cublas_bytes, "cublas_workspace")
+        return result
+
+
+# Linear algebra that goes through a cuBLAS handle: LinearAlgebra.cpp, cuda/Blas.cpp.
+_MATRIX_PRODUCTS = {
+    aten.mm,
+    aten.addmm,
+    aten.bmm,
+    aten.baddbmm,
+    aten.addbmm,
+    aten.mv,
+    aten.addmv,
+    aten.dot,
+    aten.vdot,
+    aten._addmm_activation,
+}
+
+
+def _foreach_in_place(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> None:
+    """Changes values and nothing else, on every device; without values there is nothing to do."""
+    if not args[0] or not args[0][0].is_meta:
+        func(*args, **kwargs)
+
+
+def _sum_of_gradients(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> Any:
+    """Where gradients meet the engine adds in place, if it holds the last reference to the first one.
+
+    ``accumulate`` and ``can_accumulate_inplace``, torch/csrc/autograd/input_buffer.cpp.  A dispatch mode makes every
+    tensor "subclass-like" there, so under one the engine adds out of place, through ``add.Tensor``.
+    """
+    if torch._C._current_graph_task_id() == -1 or kwargs or len(args) != 2 or torch.is_grad_enabled():
+        return func(*args, **kwargs)
+    first, second = args
+    if (
+        isinstance(second, torch.Tensor)
+        and first.is_meta
+        and second.is_meta
+        and first.shape == second.shape
+        and first.dtype == second.dtype
+        and torch._C._storage_Use_Count(first.untyped_storage()._cdata) <= _LAST_REFERENCE
+        and first.numel() == first.untyped_storage().nbytes() // first.element_size()
+    ):
+        return first
+    return func(*args, **kwargs)
+
+
+# What ``_storage_Use_Count`` says of a storage that one tensor owns, while Python looks at it: the tensor and the
+# Python object.
+_LAST_REFERENCE = 2
+
+
+def _detach(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> Any:
+    """In an AccumulateGrad node ``detach`` is how autograd keeps a gradient without a copy.
+
+    ``accumulateGrad``, torch/csrc/autograd/functions/accumulate_grad.h.
+    """
+    if torch._C._current_graph_task_id() != -1 and tracer.stores_gradient():
+        tracer.mark_gradient(args[0])
+    return func(*args, **kwargs)
+
+
+def _batch_norm(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> Any:
+    """Result, mean and inverse deviation, the latter two in fp32 and empty in evaluation.
+
+    ``cudnn_batch_norm``, cudnn/BatchNorm.cpp, and ``batch_norm_cuda``, cuda/Normalization.cu, allocate the same, but
+    for cuDNN's reserve, which is empty for the layouts and modes that PyTorch asks for without fusion.
+    """
+    source, training = args[0], args[5]
+    if not source.is_meta:
+        return func(*args, **kwargs)
+    statistics = source.shape[1] if training else 0
+    wide = torch.float64 if source.dtype == torch.float64 else torch.float32
+    return (
+        _like(source),
+        torch.empty(statistics, dtype=wide, device="meta"),
+        torch.empty(statistics, dtype=wide, device="meta"),
+    )
+
+
+def _batch_norm_backward(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> Any:
+    """Gradients of input, weight and bias.  Sources as for the forward."""
+    source, weight, wanted = args[1], args[2], args[9]
+    if not source.is_meta:
+        return func(*args, **kwargs)
+    likes = (source, weight, weight)
+    return tuple(_like(like) if asked and like is not None else None for asked, like in zip(wanted, likes, strict=True))
+
+
+def _pointwise_backward(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> Any:
+    """One result in the layout of the two operands, when these agree; the meta kernel is Python and slow."""
+    gradient, saved = args[0], args[1]
+    alike = (
+        gradient.is_meta
+        and saved.is_meta
+        and gradient.shape == saved.shape
+        and gradient.dtype == saved.dtype
+        and gradient.stride() == saved.stride()
+    )
+    return _like(gradient) if alike else func(*args, **kwargs)
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    """``torch.empty_like``, whose meta kernel is Python, for the usual case of a dense tensor."""
+    if tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)):
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    return torch.empty_like(tensor)
+
+
+def _native_dropout(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> Any:
+    """The mask first: ``dropout_cuda``, cuda/Dropout.cu."""
+    result, mask = func(*args, **kwargs)
+    tracer.announce_result(mask, func)
+    return result, mask
+
+
+def _native_layer_norm(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> Any:
+    """An input in another layout is copied first: ``layer_norm_cuda``, cuda/layer_norm_kernel.cu."""
+    give_back = convolution.copy_into(tracer, args[0], torch.contiguous_format, func)
+    result = func(*args, **kwargs)
+    tracer.announce_result(result, func)
+    give_back()
+    return result
+
+
+def _native_layer_norm_backward(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> Any:
+    """The input's copy before the results, the gradient's after: ``layer_norm_backward_cuda``, the same file.
+
+    Above 65,536 rows there are partial sums of a few MiB too, left out here.
+    """
+    give_back = convolution.copy_into(tracer, args[1], torch.contiguous_format, func)
+    results = func(*args, **kwargs)
+    tracer.announce_result(results, func)
+    convolution.copy_into(tracer, args[0], torch.contiguous_format, func)()
+    give_back()
+    return results
+
+
+_KERNELS: dict[OpOverload, Kernel] = {
+    aten.threshold_backward.default: _pointwise_backward,
+    aten.hardtanh_backward.default: _pointwise_backward,
+    aten.hardswish_backward.default: _pointwise_backward,
+    aten.silu_backward.default: _pointwise_backward,
+    aten.gelu_backward.default: _pointwise_backward,
+    aten.add.Tensor: _sum_of_gradients,
+    aten.detach.default: _detach,
+    aten.convolution.default: convolution.forward,
+    aten.convolution_backward.default: convolution.backward,
+    aten.native_dropout.default: _native_dropout,
+    aten.native_layer_norm.default: _native_layer_norm,
+    aten.native_layer_norm_backward.default: _native_layer_norm_backward,
+    aten._scaled_dot_product_efficient_attention.default: attention.efficient,
+    aten._scaled_dot_product_efficient_attention_backward.default: attention.efficient_backward,
+    aten._scaled_dot_product_flash_attention.default: attention.flash,
+    aten._scaled_dot_product_flash_attention_backward.default: attention.flash_backward,
+    aten.native_batch_norm.default: _batch_norm,
+    aten.native_batch_norm_backward.default: _batch_norm_backward,
+}

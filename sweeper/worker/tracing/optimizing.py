@@ -1,0 +1,47 @@
+"""The optimizers' and the gradient scaler's CUDA paths, on meta tensors.
+
+On CUDA an optimizer that was not told otherwise takes the ``foreach`` path (``_default_to_fused_or_foreach``,
+torch/optim/optimizer.py), whose transients are 4 bytes a parameter in Adam; on meta it would loop over the parameters
+one by one.  The real optimizer runs, told to take the other path.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+__all__ = ["SimulatedGradScaler", "foreach_by_default"]
+
+
+@contextmanager
+def foreach_by_default() -> Iterator[None]:
+    """While inside, every optimizer that leaves ``foreach`` and ``fused`` open steps as on CUDA: with ``foreach``."""
+    hook = register_optimizer_step_pre_hook(_choose_foreach)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _choose_foreach(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    for group in optimizer.param_groups:
+        if "foreach" in group and group["foreach"] is None and not group.get("fused"):
+            group["foreach"] = not group.get("differentiable", False)
+
+
+class SimulatedGradScaler(torch.amp.GradScaler):
+    """``torch.amp.GradScaler`` whose check for infinities always passes: there are no values to look at.
+
+    Everything else is torch's own code, so its scalars are allocated as on CUDA.
+    """
+
+    def __init__(self, *, enabled: bool) -> None:
+        super().__init__("meta", enabled=enabled)
+
+    def _maybe_opt_step(
+        self, optimizer: torch.optim.Optimizer, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> float | None:
+        result: float | None = optimizer.step(*args, **kwargs)
+        return result

@@ -1,0 +1,214 @@
+"""Composite operators that choose other kernels on CUDA than on meta: dropout, attention, softmax, linear.
+
+These are Python kernels on the key ``AutocastIPU``, which nothing in PyTorch uses: above autograd, where the composite C++ would
+choose, and below the casts of ``autocast``, because the choice depends on the dtype after them.  The key is open only
+inside ``selecting``.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch._C import DispatchKey
+
+from sweeper.worker.tracing.autocast import dispatch_key_open
+
+__all__ = ["selecting"]
+
+aten = torch.ops.aten
+
+_KEY: DispatchKey = DispatchKey.AutocastIPU  # type: ignore[attr-defined]
+_KEY_SET = torch._C.DispatchKeySet(_KEY)
+_LIBRARIES: list[Any] = []  # a registration ends with its library
+
+_compute_capability = (8, 0)
+
+
+@contextmanager
+def selecting(compute_capability: tuple[int, int]) -> Iterator[None]:
+    """Choose kernels as on a card of ``compute_capability`` while inside."""
+    global _compute_capability
+    _register()
+    before, _compute_capability = _compute_capability, compute_capability
+    try:
+        with dispatch_key_open(_KEY):
+            yield
+    finally:
+        _compute_capability = before
+
+
+@cache
+def _register() -> None:
+    through = torch.library.Library("_", "IMPL", _KEY.name)
+    through.fallback(torch.library.fallthrough_kernel)
+    library = torch.library.Library("aten", "IMPL", _KEY.name)
+    library.impl("dropout", _dropout)
+    library.impl("scaled_dot_product_attention", _attention)
+    library.impl("linear", _linear)
+    library.impl("softmax.int", _softmax)
+    library.impl("log_softmax.int", _log_softmax)
+    _LIBRARIES.extend((through, library))
+
+
+def _dropout(source: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    """The fused kernel, which saves a mask of one byte an element.
+
+    ``is_fused_kernel_acceptable``, aten/src/ATen/native/Dropout.cpp.
+    """
+    if source.is_meta and train and 0 < p < 1 and source.numel() > 0:
+        return aten.native_dropout.default(source, p, train)[0]  # type: ignore[no-any-return]
+    with torch._C._ExcludeDispatchKeyGuard(_KEY_SET):
+        return aten.dropout.default(source, p, train)  # type: ignore[no-any-return]
+
+
+def _linear(source: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Of an input that cannot be flattened: the product, then the bias added in place.
+
+    ``linear``, aten/src/ATen/native/Linear.cpp, which adds out of place when it sees a dispatch mode
+    (``isTensorSubclassLike``).
+    """
+    with torch._C._ExcludeDispatchKeyGuard(_KEY_SET):
+        if bias is None or not source.is_meta or source.dim() == 2 or (source.dim() > 2 and source.is_contiguous()):
+            return aten.linear.default(source, weight, bias)  # type: ignore[no-any-return]
+        return torch.matmul(source, weight.t()).add_(bias)
+
+
+def _softmax(source: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    return _softmax_of(aten.softmax.int, aten._softmax.default, source, dim, dtype)
+
+
+def _log_softmax(source: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    return _softmax_of(aten.log_softmax.int, aten._log_softmax.default, source, dim, dtype)
+
+
+def _softmax_of(composite: Any, kernel: Any, source: torch.Tensor, dim: int, dtype: torch.dtype | None) -> torch.Tensor:
+    """From half to float the kernel casts as it reads; from bfloat16 the cast is a tensor of its own.
+
+    ``softmax`` and ``log_softmax``, aten/src/ATen/native/SoftMax.cpp.
+    """
+    if source.is_meta and source.dtype == torch.float16 and dtype == torch.float32:
+        return kernel(source, dim, True)  # type: ignore[no-any-return]
+    with torch._C._ExcludeDispatchKeyGuard(_KEY_SET):
+        return composite(source, dim, dtype)  # type: ignore[no-any-return]
+
+
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Flash, memory-efficient or plain attention, the first that can run.
+
+    ``scaled_dot_product_attention``, aten/src/ATen/native/transformers/attention.cpp, and the order of
+    ``select_sdp_backend``, cuda/sdp_utils.cpp beside it.  Not known: cuDNN's attention, preferred on sm90 and sm100 by
+    some builds; its memory is that of flash attention but for the seeds.
+    """
+    inputs = (query, key, value)
+    if query.is_meta and not enable_gqa and all(tensor.dim() == 4 for tensor in inputs):
+        if attn_mask is None and flash_can_run(*inputs, dropout_p=dropout_p, compute_capability=_compute_capability):
+            return _flash(query, key, value, dropout_p, is_causal, scale)
+        if efficient_can_run(*inputs, compute_capability=_compute_capability):
+            return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
+    with torch._C._ExcludeDispatchKeyGuard(_KEY_SET):
+        return aten.scaled_dot_product_attention.default(  # type: ignore[no-any-return]
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+
+
+def flash_can_run(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    dropout_p: float,
+    compute_capability: tuple[int, int],
+) -> bool:
+    """``can_use_flash_attention``, cuda/sdp_utils.cpp: 16-bit, sm80 and later, heads of at most 256."""
+    width = query.shape[-1]
+    learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
+    # check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120
+    small_shared_memory = compute_capability in ((8, 6), (8, 9), (12, 0), (12, 1))
+    return (
+        query.dtype in (torch.float16, torch.bfloat16)
+        and query.dtype == key.dtype == value.dtype
+        and compute_capability >= (8, 0)
+        and width == key.shape[-1] == value.shape[-1]
+        and width <= 256
+        and not (learns and small_shared_memory and (width > 224 or (width > 192 and dropout_p > 0)))
+        and _plain(query, key, value)
+    )
+
+
+def efficient_can_run(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, compute_capability: tuple[int, int]
+) -> bool:
+    """``can_use_mem_efficient_attention``, cuda/sdp_utils.cpp: fp32 and fp16, bfloat16 from sm80; heads aligned.
+
+    ``check_head_dim_size_mem_efficient``: heads of a multiple of 16 bytes (on tensor cores; 4 bytes for fp32 before
+    sm80).
+    """
+    modern = compute_capability >= (8, 0)
+    dtypes = (torch.float32, torch.float16) + ((torch.bfloat16,) if modern else ())
+    if query.dtype == torch.float32:
+        aligned = 4 if modern else 1
+    else:
+        aligned = 8 if compute_capability >= (7, 5) else 4 if compute_capability >= (7, 0) else 1
+    return (
+        query.dtype in dtypes
+        and query.dtype == key.dtype == value.dtype
+        and query.shape[-1] == key.shape[-1]
+        and query.shape[-1] % aligned == 0
+        and value.shape[-1] % aligned == 0
+        and _plain(query, key, value)
+    )
+
+
+def _plain(*tensors: torch.Tensor) -> bool:
+    """Of one batch and number of heads, not empty, the last axis in steps of one element."""
+    return (
+        len({tensor.shape[:2] for tensor in tensors}) == 1
+        and all(tensor.numel() > 0 for tensor in tensors)
+        and all(tensor.stride(-1) == 1 for tensor in tensors)
+    )
+
+
+def _flash(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float, is_causal: bool, scale: float | None
+) -> torch.Tensor:
+    """Heads are padded to a multiple of 8; ``pad_last_dim`` and ``post_process_flash_output``, attention.cpp."""
+    width = query.shape[-1]
+    scale = width**-0.5 if scale is None else scale
+    if missing := -width % 8:
+        query, key, value = (torch.nn.functional.pad(tensor, (0, missing)) for tensor in (query, key, value))
+    result: torch.Tensor = aten._scaled_dot_product_flash_attention.default(
+        query, key, value, dropout_p, is_causal, False, scale=scale
+    )[0]
+    return result[..., :width] if missing else result
+
+
+def _efficient(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> torch.Tensor:
+    """The logsumexp is kept only for a backward; a mask of booleans becomes one of -inf: attention.cpp."""
+    learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
+    if mask is not None:
+        if mask.dtype == torch.bool:
+            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
+        mask = mask.expand(*query.shape[:3], key.shape[2])
+    return aten._scaled_dot_product_efficient_attention.default(  # type: ignore[no-any-return]
+        query, key, value, mask, learns, dropout_p, is_causal, scale=scale
+    )[0]

@@ -1,0 +1,156 @@
+"""Sees every operator below autograd and tells the ledger of each new storage, and of each storage's end."""
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sweeper.trial import Kind, Phase
+from sweeper.worker.tracing.kernels import CudaKernels, Kernel
+from sweeper.worker.tracing.ledger import Ledger
+from sweeper.worker.tracing.modules import ACCUMULATE_GRAD, ModulePaths
+
+__all__ = ["Tracer"]
+
+# What an operator's result holds, by the phase it runs in.  Gradients are relabelled when autograd stores them.
+_KIND_IN: dict[Phase, Kind] = {
+    "setup": "activations",
+    "inputs": "inputs",
+    "forward": "activations",
+    "loss": "activations",
+    "backward": "activations",
+    "step": "optimizer",
+    "zero_grad": "optimizer",
+}
+
+
+class _Held(weakref.ref[torch.UntypedStorage]):
+    """A storage that the ledger counts, under its number there; ``key`` is its address in C++."""
+
+    __slots__ = ("key", "number")
+    key: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Operator:
+    name: str
+    allocates: bool  # a result that is neither an argument nor a view of one
+    kernel: Kernel | None
+
+
+class Tracer(TorchDispatchMode):
+    """Entered for a whole trial.  ``phase`` and ``step`` are set from outside and label what happens."""
+
+    def __init__(self, ledger: Ledger, modules: ModulePaths, kernels: CudaKernels) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.phase: Phase = "setup"
+        self._ledger = ledger
+        self._modules = modules
+        self._kernels = kernels
+        self._operators: dict[OpOverload, _Operator] = {}
+        self._live: dict[int, _Held] = {}
+        self._paused = False
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is made inside is not on the card: a model or a batch before it is placed."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def announce(self, tensor: torch.Tensor, operator: str, module: str, kind: Kind) -> None:
+        """Count ``tensor``'s storage from now on, unless it is counted already or empty."""
+        self._take(tensor, operator, module, kind)
+
+    def scratch(self, size: int, operator: str) -> Callable[[], None]:
+        """Take ``size`` bytes that no tensor stands for; call what is returned to give them back."""
+        if size <= 0:
+            return _nothing
+        number = self._ledger.allocate(size, operator, self._module(), self.phase, "workspace")
+        return lambda: self._ledger.free(number)
+
+    def announce_result(self, result: Any, func: OpOverload) -> None:
+        """Count ``result`` now, before what its kernel takes next."""
+        self._announce_results(result, self._operators[func].name)
+
+    def stores_gradient(self) -> bool:
+        """Is autograd, just now, keeping a gradient as some parameter's ``.grad``?"""
+        node = torch._C._current_autograd_node()
+        return node is not None and node._sequence_nr() == ACCUMULATE_GRAD
+
+    def mark_gradient(self, gradient: torch.Tensor) -> None:
+        """Say that ``gradient``, counted under another kind, is kept as a parameter's ``.grad``."""
+        held = self._live.get(gradient.untyped_storage()._cdata)
+        if held is not None:
+            self._ledger.relabel(held.number, "gradients")
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self._paused or self.phase == "setup":  # what is on the card then, ``announce`` says
+            return func(*args, **kwargs)
+        operator = self._operators.get(func)
+        if operator is None:
+            operator = self._operators[func] = self._learn(func)
+        kernel = operator.kernel
+        result = func(*args, **kwargs) if kernel is None else kernel(self, func, args, kwargs)
+        if operator.allocates:
+            self._announce_results(result, operator.name)
+        return result
+
+    def _learn(self, func: OpOverload) -> _Operator:
+        returns = func._schema.returns
+        return _Operator(
+            name=func._schema.name.removeprefix("aten::"),
+            allocates=any(value.alias_info is None for value in returns),
+            kernel=self._kernels.kernel_of(func),
+        )
+
+    def _announce_results(self, result: Any, operator: str) -> None:
+        if isinstance(result, torch.Tensor):
+            self._take(result, operator)
+        elif isinstance(result, tuple | list):
+            for item in result:
+                self._announce_results(item, operator)
+
+    def _take(self, tensor: torch.Tensor, operator: str, module: str | None = None, kind: Kind | None = None) -> None:
+        if not tensor.is_meta:
+            return
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._live:
+            return
+        size = storage.nbytes()
+        if size == 0:
+            return
+        phase = self.phase
+        if module is None:
+            module = self._module()
+        if kind is None:
+            kind = "gradients" if phase == "backward" and self.stores_gradient() else _KIND_IN[phase]
+        number = self._ledger.allocate(size, operator, module, phase, kind)
+        held = self._live[key] = _Held(storage, self._gone)
+        held.key, held.number = key, number
+
+    def _gone(self, held: weakref.ref[torch.UntypedStorage]) -> None:
+        assert isinstance(held, _Held)
+        del self._live[held.key]
+        self._ledger.free(held.number)
+
+    def _module(self) -> str:
+        if torch._C._current_graph_task_id() == -1:
+            return self._modules.in_forward()
+        return self._modules.in_backward(torch._C._current_autograd_node())
+
+
+def _nothing() -> None:
+    return None

@@ -1,0 +1,147 @@
+"""One trial from its spec to its outcome, and the two other things a worker is asked: a device, and a trace.
+
+Everything a trial can raise is caught in ``_measure``, once, and read by ``failures.classify``: this module gathers
+the evidence (types, codes, the frames, what the device says of its memory) and decides nothing.
+"""
+
+import traceback
+from typing import TypeVar
+
+from sweeper import failures
+from sweeper.errors import SweepError
+from sweeper.trace import Trace
+from sweeper.trial import Broken, Describe, DeviceReport, Fit, Outcome, OutOfMemory, Refused, TrialSpec, with_size
+from sweeper.worker.devices import Device, DeviceMissing, FailureDetail, open_device
+from sweeper.worker.devices.simulated import SimulatedDevice
+from sweeper.worker.training import Meter, train
+from sweeper.worker.workload import load
+
+__all__ = ["describe", "run", "trace"]
+
+T = TypeVar("T")
+
+
+def describe(request: Describe) -> DeviceReport | Refused:
+    """What ``request.device`` is; refused when it is not on this machine."""
+    device = _open(request.device, request.memory_limit_bytes)
+    return device if isinstance(device, Refused) else device.report()
+
+
+def run(spec: TrialSpec) -> Outcome | Refused:
+    """Train as ``spec`` says and return what came of it."""
+    device = _open(spec.device, spec.memory_limit_bytes)
+    return device if isinstance(device, Refused) else _measure(spec, device)
+
+
+def trace(spec: TrialSpec, size: int) -> Trace | Broken | Refused:
+    """The trace of ``spec``'s steps at batch ``size``, on a card that has no end; ``spec.device`` is ``sim:CARD``."""
+    device = SimulatedDevice(spec.device.partition(":")[2], record=True)
+    outcome = _measure(with_size(spec, size), device)
+    if isinstance(outcome, Fit):
+        return device.trace(size)
+    assert not isinstance(outcome, OutOfMemory)
+    return outcome
+
+
+def _open(name: str, memory_limit_bytes: int | None) -> Device | Refused:
+    try:
+        return open_device(name, memory_limit_bytes)
+    except DeviceMissing as missing:
+        hint = "simulate a card, for example --device sim:rtx4060, or train on --device cpu"
+        return Refused(message=f"{name}: {missing}", hint=hint)
+    except SweepError as refused:
+        return Refused(message=refused.message, hint=refused.hint)
+
+
+def _measure(spec: TrialSpec, device: Device) -> Outcome | Refused:
+    meter = Meter(device)
+    meter.card_before = device.card_memory()
+    try:
+        with device.session():
+            try:
+                with device.build_context():
+                    workload = load(spec)
+                train(spec, workload, device, meter)
+                return _fit(spec, device, meter)
+            except Exception as error:
+                # Here and not outside: what the device says of itself is true only while it is still full.
+                detail = device.failure_detail(error)
+                meter.read_card()
+                caught = error
+        return _failed(spec, device, meter, detail, caught)
+    except SweepError as refused:
+        return Refused(message=refused.message, hint=refused.hint)
+
+
+def _fit(spec: TrialSpec, device: Device, meter: Meter) -> Fit | Broken:
+    kinds = device.breakdowns() or meter.breakdowns()
+    seconds = meter.step_seconds()
+    not_finite = [n for n, step in enumerate(meter.steps) if step.loss is None and step.seconds is not None]
+    notes = ("the loss was not finite" if not_finite and spec.mode == "train" else None,)
+    fit = Fit(
+        peak_allocated_bytes=meter.peak_allocated_bytes,
+        peak_reserved_bytes=meter.peak_reserved_bytes,
+        capacity_bytes=device.capacity_bytes,
+        steps=tuple(meter.steps),
+        phases=meter.phase_peaks(),
+        breakdown=kinds[0] if kinds else None,
+        holdings=kinds[1] if kinds else None,
+        step_seconds=seconds,
+        samples_per_second=spec.batch_size / seconds if seconds else None,
+        process_bytes=meter.card_peak.process_bytes if meter.card_peak else None,
+        context_bytes=meter.context_bytes,
+        allocator_retries=device.allocator_retries(),
+        card_before=meter.card_before,
+        card_after=device.card_memory(),
+        notes=tuple(note for note in notes if note),
+    )
+    doubt = failures.doubt(fit, has_loss=False)
+    return Broken(failure=doubt.failure, reason=doubt.reason) if doubt else fit
+
+
+def _failed(
+    spec: TrialSpec, device: Device, meter: Meter, detail: FailureDetail, error: Exception
+) -> OutOfMemory | Broken | Refused:
+    if isinstance(error, SweepError):  # an argument that the model does not take, a batch it cannot make
+        return Refused(message=error.message, hint=error.hint)
+    kind = spec.device.partition(":")[0]
+    verdict = failures.classify(failures.evidence_of(error, device=kind))
+    trace_text = "".join(traceback.format_exception(error))
+    if not failures.is_out_of_memory(verdict.failure, device=kind):
+        return Broken(failure=verdict.failure, reason=verdict.reason, phase=meter.phase_now, traceback=trace_text)
+    assert verdict.failure in ("oom_device", "oom_suspect", "oom_host")
+    said = verdict.sizes or failures.ParsedSizes()
+    kinds = device.breakdowns() or meter.breakdowns()
+    return OutOfMemory(
+        failure=verdict.failure,  # type: ignore[arg-type]
+        phase=meter.phase_now,
+        step=meter.step_now,
+        message=_first_line(error),
+        traceback=trace_text,
+        requested_bytes=_first(detail.requested_bytes, said.requested_bytes),
+        free_bytes=_first(detail.free_bytes, said.free_bytes),
+        capacity_bytes=device.capacity_bytes,
+        allocated_bytes=_first(detail.allocated_bytes, said.allocated_bytes),
+        reserved_bytes=_first(detail.reserved_bytes, said.reserved_bytes),
+        peak_allocated_bytes=meter.peak_allocated_bytes,
+        peak_reserved_bytes=meter.peak_reserved_bytes,
+        operator=detail.operator,
+        module=_first(detail.module, meter.module_now),
+        breakdown=kinds[0] if kinds else None,
+        process_bytes=meter.card_peak.process_bytes if meter.card_peak else None,
+        context_bytes=meter.context_bytes,
+        allocator_retries=device.allocator_retries(),
+        card_before=meter.card_before,
+        card_after=device.card_memory(),
+        notes=meter.failure_notes(),
+    )
+
+
+def _first_line(error: Exception) -> str:
+    """The error's first line; its type where it has no text, as a MemoryError."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _first(*values: T | None) -> T | None:
+    return next((value for value in values if value is not None), None)

@@ -1,0 +1,111 @@
+"""The runs whose summaries are kept in tests/data/report; ``python -m tests.report_cases`` writes those files again."""
+
+from pathlib import Path
+
+from sweeper.record import Record, Settings
+from sweeper.report import summary, trial_line
+from sweeper.trial import Fit
+from sweeper.units import GIB, MIB
+from tests.builders import (
+    BOUNDARY,
+    a_broken,
+    a_device,
+    a_finished_record,
+    a_fit,
+    a_measured_fit,
+    a_prediction,
+    a_record,
+    a_spec,
+    an_oom,
+)
+
+__all__ = ["CASES", "FOLDER", "golden_text"]
+
+FOLDER = Path(__file__).parent / "data" / "report"
+
+
+def golden_text(record: Record) -> str:
+    """All that a terminal shows of ``record``."""
+    lines = [trial_line(record, trial) for trial in record.trials]
+    shown = summary(record, folder=Path("results/20260102-030405-a run"), color=False)
+    return "\n".join([*lines, "", shown]) + "\n"
+
+
+def _on_cuda() -> Record:
+    fits = [(size, a_measured_fit(size)) for size in (1, 2, 4, 8, 16, 32, 64, 128, BOUNDARY, BOUNDARY)]
+    failed = an_oom(process_bytes=7950 * MIB, context_bytes=300 * MIB)
+    return a_record(
+        *fits,
+        (BOUNDARY + 1, failed),
+        (304, a_measured_fit(304)),
+        spec=a_spec(device="cuda"),
+        settings=Settings(cap=512, confirm=2, round_to=8),
+        prediction=a_prediction(331, (1, 100, 200, 331)),
+    )
+
+
+def _on_cpu() -> Record:
+    def fit(size: int) -> Fit:
+        return a_fit(
+            size,
+            peak_allocated_bytes=(100 + size) * MIB,
+            peak_reserved_bytes=(100 + size) * MIB,
+            capacity_bytes=2 * GIB,
+            breakdown=None,
+            holdings=None,
+            step_seconds=size / 100,
+            samples_per_second=100.0,
+        )
+
+    return a_record(
+        *((size, fit(size)) for size in (1, 2, 4, 8, 16, 64)),
+        spec=a_spec(model="small-cnn", device="cpu", model_args={"depth": 8}),
+        settings=Settings(cap=64),
+    )
+
+
+CASES: dict[str, Record] = {
+    "boundary-simulated": a_finished_record(prediction=a_prediction()),
+    "boundary-cuda": _on_cuda(),
+    "cap-fits-cpu": _on_cpu(),
+    "nothing-fits": a_record(
+        (
+            1,
+            an_oom(
+                operator=None,
+                capacity_bytes=GIB,
+                free_bytes=4 * MIB,
+                allocated_bytes=990 * MIB,
+                reserved_bytes=GIB - 4 * MIB,
+                peak_allocated_bytes=990 * MIB,
+                peak_reserved_bytes=GIB - 4 * MIB,
+            ),
+        ),
+        spec=a_spec(optimizer="adam", memory_limit_bytes=GIB),
+        device=a_device(capacity_bytes=GIB),
+    ),
+    "listed": a_record(
+        (8, a_fit(8)),
+        (64, a_fit(64)),
+        (512, an_oom()),
+        settings=Settings(cap=2048, sizes=(8, 64, 512, 1024, 2048)),
+    ),
+    "fragmented": a_record(
+        (1, a_fit(1)),
+        (2, a_fit(2)),
+        (4, a_fit(4)),
+        (8, a_fit(8)),
+        (9, an_oom(allocated_bytes=5000 * MIB, reserved_bytes=7600 * MIB)),
+        (32, a_fit(32)),
+        spec=a_spec(model="models/mine.py:build", device="cuda"),
+        settings=Settings(cap=64, margin=0),
+    ),
+    "broken": a_record((8, a_fit(8)), (16, a_broken()), (16, a_broken())),
+    "unfinished": a_record((1, a_fit(1)), (2, a_fit(2))),
+    "not-started": a_record(prediction=a_prediction()),
+}
+
+
+if __name__ == "__main__":
+    for name, record in CASES.items():
+        (FOLDER / f"{name}.txt").write_text(golden_text(record), encoding="utf-8")
