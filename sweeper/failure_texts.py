@@ -173,7 +173,7 @@ _BY_TEXT: tuple[Row, ...] = (
     Row("oom_suspect", r"\bmiopenStatus(?:NotInitialized|AllocFailed|InternalError|UnknownError|NotImplemented"
         r"|UnsupportedOp|GpuOperationsSkipped)\b", "MIOpen failed, as it may without memory", _DNN),
     Row("oom_suspect", r"\bunable to find an engine\b|\bUnable to find a valid cuDNN algorithm\b"
-        r"|\bNo valid (?:engine configs|execution plans)\b|\bno (?:engine|algorithm) (?:was )?found\b",
+        r"|\bNo (?:valid )?(?:engine configs|execution plans)\b|\bno (?:engine|algorithm) (?:was )?found\b",
         "no convolution plan could run, as when every workspace is refused", _CONV),
     Row("oom_suspect", r"\b(?:CU|HIP|ROC)SOLVER_STATUS_(?:NOT_INITIALIZED|ALLOC_FAILED|INTERNAL_ERROR|EXECUTION_FAILED"
         r"|MEMORY_ERROR)\b", "the solver library failed, as it may without memory", "cusolver_common.h, hipsolver"),
@@ -184,7 +184,7 @@ _BY_TEXT: tuple[Row, ...] = (
     Row("oom_suspect", r"INTERNAL ASSERT FAILED at \"?[^\"\n]*(?:Caching|MallocAsync|Host|MPS)Allocator",
         "an assertion of the allocator failed", "c10/cuda/CUDACachingAllocator.cpp 2.14"),
     Row("oom_suspect", r"_ERROR_OUT_OF_RESOURCES\b|\bCL_OUT_OF_RESOURCES\b",
-        "the oneAPI driver ran out of resources, which may be memory", _UR),
+        "the driver ran out of resources, which may be memory", _UR + ", hsa.h"),
     Row("oom_suspect", r"\bcould not create a (?:primitive|memory)(?! descriptor)",
         "oneDNN could not set up", "dnnl.hpp"),
     Row("oom_suspect", r"\bncclUnhandledCudaError\b|\bunhandled (?:cuda|hip) error\b",
@@ -194,7 +194,7 @@ _BY_TEXT: tuple[Row, ...] = (
         refines=True),
     Row("kernel_limit", r"\bout of resource: \S", "a Triton kernel needs more than a multiprocessor has",
         "triton/runtime/errors.py"),
-    Row("kernel_limit", r"\bINT_MAX\b|\bint32_t max\b|\b2\^31\b|\bINT32_MAX\b",
+    Row("kernel_limit", r"\bINT_MAX\b|\bint32_t max\b|\b2(?:\^|\*\*)31\b|\bINT32_MAX\b|\b2147483647\b",
         "a tensor has more elements than a 32-bit integer counts", _KERNELS),
     Row("kernel_limit", r"\b32-bit index|\bcanUse32BitIndexMath\b",
         "a tensor is too large for 32-bit indices", _KERNELS),
@@ -207,12 +207,14 @@ _BY_TEXT: tuple[Row, ...] = (
         "ATen/mps/MPSAllocator.mm 2.14"),
     Row("kernel_limit", r"\bWorkspace size is too large\b",
         "a workspace is larger than cuDNN's type", "cudnn_frontend"),
+    Row("kernel_limit", r"\bTriton Error \[\w+\]: (?:Code: \d+, Mess+age: )?invalid argument\b",
+        "a Triton kernel's grid is larger than the device takes", "cuLaunchKernel; triton/backends/nvidia/driver.c"),
     Row("kernel_limit", r"\b(?:grid|block) (?:size|dim\w*) .{0,40}(?:exceed|larger than|greater than|too large)",
         "a kernel's grid is larger than the device takes", _KERNELS),
     Row("kernel_limit", r"\bshared memory\b.{0,60}\bexceed|\bexceed.{0,60}\bshared memory\b"
         r"|\btoo much shared (?:memory|data)\b",
         "a kernel needs more shared memory than a multiprocessor has", _KERNELS),
-    # -- the device is broken, or was -------------------------------------------------------------------------------
+    # -- the device is broken, or was ------------------------------------------------------------------------------
     Row("cuda_fault", r"\bNVRM: Xid\b|\bXid \(PCI|\bXid \d+\b", "the driver logged an Xid", "nvidia Xid catalogue"),
     Row("cuda_fault", r"\bGPU is lost\b|\bfallen off the bus\b|_ERROR_GPU_IS_LOST\b|_ERROR_DEVICE_LOST\b",
         "the GPU went away", "nvml.h, " + _UR),
@@ -222,6 +224,8 @@ _BY_TEXT: tuple[Row, ...] = (
         "a data loader worker crashed", _LOADER),
     # -- numbers, time, surroundings -------------------------------------------------------------------------------
     Row("numeric", r"\breturned nan values in its \S+ output", "backward made NaN", "torch/csrc/autograd/engine.cpp"),
+    Row("numeric", r"\bprobability tensor contains either `inf`, `nan` or element < 0", "probabilities are no numbers",
+        "ATen/native/Distributions.cpp"),
     Row("timeout", r"\bWatchdog caught collective operation timeout\b|\bDataLoader timed out after\b",
         "an operation ran past its own time limit", "c10d/ProcessGroupNCCL.cpp, torch/utils/data/dataloader.py"),
     Row("infra", r"\bFound no NVIDIA driver\b|\bTorch not compiled with \w+ enabled\b|\bno NVIDIA GPU\b"
@@ -230,14 +234,17 @@ _BY_TEXT: tuple[Row, ...] = (
     Row("infra", r"\bCannot re-initialize CUDA in forked subprocess\b", "CUDA was used before a fork", "torch/cuda"),
     Row("infra", r"\bCUDNN_STATUS_\w*(?:ARCH|VERSION)_MISMATCH\b|\bCUDNN_STATUS_\w*SUBLIBRARY\w*"
         r"|\b(?:CU|HIP)BLAS_STATUS_ARCH_MISMATCH\b", "a library does not match the GPU", _DNN),
-    Row("infra", r"\bNo space left on device\b|\bToo many open files\b", "disk, /dev/shm or files ran out", "errno"),
-    Row("infra", r"\bcannot open shared object file\b|\bundefined symbol: ", "a library cannot be loaded", "ld.so"),
+    Row("infra", r"\bNo space left on device\b|\bToo many open files\b|\bcan't start new thread\b",
+        "disk, /dev/shm, files or threads ran out", "errno"),
+    Row("infra", r"\bcannot open shared object file\b|\bundefined symbol: |\bCould not load library \S",
+        "a library cannot be loaded", "ld.so"),
     *(Row(failure, _DRIVER_SAYS.format(words=words), reason, "cudaGetErrorString, cudart 13.0")
       for failure, words, reason in BY_CODE.values()),
 )  # fmt: skip
 
 _FALLBACKS: tuple[Row, ...] = (
-    Row("cuda_fault", r"\b(?:CUDA|HIP)(?: driver| runtime)? error\b", *CODE_FALLBACK[1:], "c10/cuda/CUDAException.cpp"),
+    Row("cuda_fault", r"\b(?:CUDA|HIP)(?: driver| runtime)? error\b|\bTriton Error \[", *CODE_FALLBACK[1:],
+        "c10/cuda/CUDAException.cpp"),
     Row("cuda_fault", r"\b(?:CU|HIP|ROC)\w+_STATUS_\w+|\b(?:CU|HIP)FFT_\w+|\bmiopenStatus\w+|\brocblas_status_\w+",
         "a GPU library reported an error", _BLAS),
     Row("cuda_fault", r"\b(?:UR_RESULT|ZE_RESULT|PI)_ERROR_\w+", "the oneAPI driver reported an error", _UR),

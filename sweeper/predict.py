@@ -4,19 +4,20 @@ Every question is a replay: the trace at that batch, through a fresh simulated a
 prediction says exactly what a ``sim:`` trial says, in milliseconds.  The boundary is found by bisection and then both
 sides of it are known: the largest batch that fits was replayed, and so was the next.
 
-Memory may not grow steadily with the batch (the allocator rounds, splits and gives back), so bisection finds *a*
-boundary: a batch that fits whose next does not.  A larger batch that fits again would not be noticed.
+Memory may not grow steadily with the batch (the allocator rounds, splits and gives back), so what is found is *a*
+boundary: a batch that fits whose next does not.  A larger one that fits again is noticed only at 1, 2, 4, ... steps.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from sweeper.allocator import CachingAllocator
 from sweeper.allocator_conf import DEFAULT_CONF, AllocatorConf
 from sweeper.trace import AffineTrace, ReplayFailure, Trace, replay, replayed_breakdowns
 from sweeper.trial import Breakdown, Phase
 
-__all__ = ["Failure", "PredictedPoint", "Prediction", "curve_sizes", "predict", "predict_host"]
+__all__ = ["PredictedFailure", "PredictedPoint", "Prediction", "curve_sizes", "predict", "predict_host"]
 
 _HOST_ALIGNMENT_BYTES = 64  # gAlignment, c10/core/impl/alloc_cpu.h: torch's CPU allocator aligns each block to 64 bytes
 
@@ -29,11 +30,11 @@ class PredictedPoint:
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     breakdown: Breakdown
-    peak_phase: Phase
+    peak_phase: Phase | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class PredictedFailure:
     """Where the first batch that does not fit ran out.  Bytes; ``free_bytes`` is what was left to give."""
 
     size: int
@@ -47,19 +48,18 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """``max_batch`` is None when even the floor does not fit, and then so is ``peak_bytes_at_max``.
+    """``max_batch`` is None when nothing fits, and then so is ``peak_bytes_at_max``.
 
-    ``peak_bytes_at_max`` is the peak reserved within the capacity: the cache is given back when memory runs short, so it
-    can be less than that batch's point says.  ``failure`` is None when the cap fits.  ``method`` says how
+    ``peak_bytes_at_max`` is the peak reserved within the capacity: what is cached is given back when memory runs
+    short, so it can be less than that batch's point says.  ``failure`` is None when the cap fits.  ``method`` says how
     much is modelled: ``"allocator"`` is the whole caching allocator, ``"live bytes"`` a sum and a first guess.
     """
 
     max_batch: int | None
     peak_bytes_at_max: int | None
-    capacity_bytes: int
     points: tuple[PredictedPoint, ...]
-    failure: Failure | None
-    method: str
+    failure: PredictedFailure | None = None
+    method: Literal["allocator", "live bytes"] = "allocator"
 
     def point(self, size: int) -> PredictedPoint:
         """Raises ``KeyError`` when ``size`` is none of the points."""
@@ -106,10 +106,8 @@ def predict(
     return Prediction(
         max_batch=largest,
         peak_bytes_at_max=None if largest is None else replays[largest].peak_reserved_bytes,
-        capacity_bytes=capacity_bytes,
         points=tuple(points),
         failure=None if failure is None or refused is None else _failure(refused, failure),
-        method="allocator",
     )
 
 
@@ -131,7 +129,6 @@ def predict_host(affine: AffineTrace, *, budget_bytes: int, cap: int, floor: int
     return Prediction(
         max_batch=largest,
         peak_bytes_at_max=None if largest is None else points[largest].peak_allocated_bytes,
-        capacity_bytes=budget_bytes,
         points=tuple(points.get(size) or _host_point(affine.at(size)) for size in sizes),
         failure=None,
         method="live bytes",
@@ -150,21 +147,22 @@ def curve_sizes(*, floor: int, cap: int, step: int, largest: int | None, refused
 
 
 def _boundary(fits: Callable[[int], bool], *, floor: int, cap: int, step: int) -> tuple[int | None, int | None]:
-    """Return (a size that fits, the next one, which does not); None for the side that is outside the range."""
+    """Return (a size that fits, the next one, which does not); None for the side that is outside the range.
+
+    All of 1, 2, 4, ... steps are tried, because a small size may fail where a larger one fits: below 10 MiB a request
+    takes a segment of 20 MiB, above it takes no more than it needs.
+    """
     if not 1 <= floor <= cap or step < 1:
         raise ValueError(f"no sizes from {floor} to {cap} in steps of {step}")
     last = (cap - floor) // step
-    if not fits(floor):
+    doubling = [0, *(1 << power for power in range(last.bit_length())), last]
+    fitting = [index for index in doubling if fits(floor + index * step)]
+    if not fitting:
         return None, floor
-    low, high = 0, 1
-    while high <= last and fits(floor + high * step):
-        low, high = high, 2 * high
+    low = max(fitting)
     if low == last:
-        return floor + low * step, None
-    if high > last:
-        if fits(floor + last * step):
-            return floor + last * step, None
-        high = last
+        return floor + last * step, None
+    high = min(index for index in doubling if index > low)
     while high - low > 1:
         middle = (low + high) // 2
         if fits(floor + middle * step):
@@ -190,8 +188,8 @@ def _host_point(trace: Trace) -> PredictedPoint:
     )
 
 
-def _failure(size: int, failure: ReplayFailure) -> Failure:
-    return Failure(
+def _failure(size: int, failure: ReplayFailure) -> PredictedFailure:
+    return PredictedFailure(
         size=size,
         operator=failure.label.operator,
         module=failure.label.module,

@@ -18,6 +18,7 @@ from typing import Literal
 from sweeper.curve import MemoryLaw, fit_law
 from sweeper.failures import confirm_suspect
 from sweeper.predict import Prediction
+from sweeper.recommend import Recommendation
 from sweeper.search import Listed, Search
 from sweeper.trial import Breakdown, Broken, DeviceReport, Fit, Outcome, OutOfMemory, TrialSpec
 from sweeper.units import MIB
@@ -76,13 +77,17 @@ class TrialRecord:
     started: str
     seconds: float
     folder: str
+    withheld_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextTrial:
+    """What to run.  ``withheld_bytes`` of the capacity are not given to the trial, for the recommended batch."""
+
     number: int
     size: int
     purpose: Purpose
+    withheld_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,11 +127,16 @@ class Record:
         if self.broken is not None:
             return None
         if last is not None and isinstance(last.outcome, Broken) and last.size >= self.floor:
-            return NextTrial(number=number, size=last.size, purpose="retry")
+            return NextTrial(number=number, size=last.size, purpose="retry", withheld_bytes=last.withheld_bytes)
         if last is not None and _is_suspect(last.outcome) and last.purpose != "repeat":
-            return NextTrial(number=number, size=last.size, purpose="repeat")
-        size = self.search.next_size()
-        return None if size is None else NextTrial(number=number, size=size, purpose=self.search.purpose)
+            return NextTrial(number=number, size=last.size, purpose="repeat", withheld_bytes=last.withheld_bytes)
+        if (size := self.search.next_size()) is not None:
+            return NextTrial(number=number, size=size, purpose=self.search.purpose)
+        recommending = self.recommendation
+        if recommending is None or (size := recommending.next_size()) is None:
+            return None
+        withheld = recommending.withheld_bytes
+        return NextTrial(number=number, size=size, purpose="recommended", withheld_bytes=withheld)
 
     @cached_property
     def verdicts(self) -> tuple[tuple[TrialRecord, Outcome], ...]:
@@ -180,13 +190,15 @@ class Record:
                 points=settings.points,
                 capacity_bytes=self.capacity_bytes,
                 predicted_max=self.prediction.max_batch if self.prediction else None,
-                margin=settings.margin,
-                round_to=settings.round_to,
             )
         for trial, outcome in self.verdicts:
+            if trial.withheld_bytes:
+                continue
             match outcome:
                 case Fit():
-                    search = search.after(trial.size, fits=True, peak_bytes=outcome.peak_reserved_bytes)
+                    # Allocated and not reserved: near the capacity the allocator reserves all there is, and the line
+                    # would bend.
+                    search = search.after(trial.size, fits=True, peak_bytes=outcome.peak_allocated_bytes)
                 case OutOfMemory():
                     search = search.after(trial.size, fits=False, peak_bytes=None)
                 case Broken():
@@ -212,14 +224,36 @@ class Record:
 
     @property
     def recommended_batch(self) -> int | None:
-        """The largest batch run that leaves the margin free and is a multiple of ``round_to``."""
-        return self.search.recommended
+        """The largest batch that ran with the margin withheld or unused, and is a multiple of ``round_to``."""
+        return self.recommendation.size if self.recommendation else None
+
+    @cached_property
+    def recommendation(self) -> Recommendation | None:
+        """How far the recommended batch is found; None until there is an answer, and for a list of sizes."""
+        settings, answer = self.header.settings, self.max_batch
+        if settings.sizes or answer is None or not self.proven:
+            return None
+        fits = [point for point in self.curve if point.outcome == "fit"]
+        return Recommendation(
+            answer=answer,
+            floor=self.floor,
+            margin=settings.margin,
+            round_to=settings.round_to or 1,
+            capacity_bytes=self.capacity_bytes,
+            allocated={point.size: point.peak_allocated_bytes for point in fits},
+            reserved={point.size: point.peak_reserved_bytes for point in fits},
+            tried={
+                trial.size: isinstance(outcome, Fit)
+                for trial, outcome in self.verdicts
+                if trial.withheld_bytes and not isinstance(outcome, Broken)
+            },
+        )
 
     @property
     def capacity_bytes(self) -> int:
         """What the device could give: as the last trial that fitted found it, or as first reported."""
         for trial in reversed(self.trials):
-            if isinstance(trial.outcome, Fit):
+            if isinstance(trial.outcome, Fit) and not trial.withheld_bytes:
                 return trial.outcome.capacity_bytes
         return self.device.capacity_bytes if self.device else 0
 
@@ -238,21 +272,26 @@ class Record:
 
     @cached_property
     def curve(self) -> tuple[CurvePoint, ...]:
-        """One point a size, ascending."""
+        """One point a size, ascending; of the trials that were given the whole capacity."""
         by_size: dict[int, list[Outcome]] = {}
         for trial, outcome in self.verdicts:
-            by_size.setdefault(trial.size, []).append(outcome)
+            if not trial.withheld_bytes:
+                by_size.setdefault(trial.size, []).append(outcome)
         return tuple(_point(size, by_size[size]) for size in sorted(by_size))
 
     @cached_property
     def law(self) -> MemoryLaw | None:
-        """The line through the peaks that fitted; None with fewer than two sizes."""
-        return fit_law([(p.size, p.peak_reserved_bytes) for p in self.curve if p.outcome == "fit"])
+        """The line through the allocated peaks that fitted; None with fewer than two sizes."""
+        return fit_law([(p.size, p.peak_allocated_bytes) for p in self.curve if p.outcome == "fit"])
 
     @cached_property
     def failure(self) -> tuple[int, OutOfMemory] | None:
         """The out of memory just above the answer, and its size."""
-        found = [(trial.size, out) for trial, out in self.verdicts if isinstance(out, OutOfMemory)]
+        found = [
+            (trial.size, out)
+            for trial, out in self.verdicts
+            if isinstance(out, OutOfMemory) and not trial.withheld_bytes
+        ]
         return min(found, key=lambda pair: pair[0]) if found else None
 
     @cached_property

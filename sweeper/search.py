@@ -209,7 +209,7 @@ class Search(Probed):
     def _curve_refuted(self, low: int, high: int) -> bool:
         """Whether a run contradicts the line through the curve's own points."""
         line = self._line_through(self.curve_sizes)
-        return line is not None and (low > line.size + line.doubt or high <= line.size - line.doubt)
+        return line is not None and not low - int(line.doubt) <= line.size < high + int(line.doubt)
 
     def _down(self, size: int) -> int:
         return _on_grid(size, self.floor, self.step)

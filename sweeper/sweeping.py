@@ -159,6 +159,8 @@ def _run_trial(record: Record, asked: NextTrial, runner: Runner, trials: Path) -
     if spec.device == "cpu":
         # Half of what is free moves from trial to trial; a boundary needs one budget for all.
         spec = dataclasses.replace(spec, memory_limit_bytes=record.device.capacity_bytes)
+    if asked.withheld_bytes:
+        spec = dataclasses.replace(spec, memory_limit_bytes=record.capacity_bytes - asked.withheld_bytes)
     name = f"{asked.number:04d}-b{asked.size:04d}"
     started, began = datetime.now(timezone.utc).isoformat(timespec="milliseconds"), time.monotonic()
     adopted = _adopt(trials / name, spec)
@@ -175,6 +177,7 @@ def _run_trial(record: Record, asked: NextTrial, runner: Runner, trials: Path) -
         started=started,
         seconds=time.monotonic() - began,
         folder=f"trials/{name}",
+        withheld_bytes=asked.withheld_bytes,
     )
 
 

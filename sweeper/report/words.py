@@ -149,7 +149,7 @@ def law(record: Record) -> str | None:
     trust = f"R2 {found.r_squared:.4f}, within {100 * found.worst_relative_error:.1f} % of every measured point"
     if found.worst_relative_error > _POOR_FIT:
         trust += ", so it is no straight line: go by the table"
-    return said(record, f"{peak_word(record)} = {line} ({trust})")
+    return said(record, f"peak {allocated_word(record)} = {line} ({trust})")
 
 
 def ran_out(record: Record) -> str | None:
@@ -189,18 +189,21 @@ def recommended(record: Record) -> str | None:
     settings, size = record.header.settings, record.recommended_batch
     if record.broken is not None or record.next_trial() is not None:
         return None
-    margin = f"at least {100 * settings.margin:g} % of capacity"
+    margin = f"{100 * settings.margin:g} % of the capacity"
     if size is None:
         if record.max_batch is None or settings.sizes:
             return None
         multiple = f" and is a multiple of {settings.round_to}" if settings.round_to else ""
-        return said(record, f"none: no batch that was run leaves {margin} free{multiple} (--margin)")
-    why = f"leaves {margin} free (--margin)" if settings.margin else "fits (--margin 0)"
+        return said(record, f"none: no batch that was run does without {margin}{multiple} (--margin)")
+    if not settings.margin:
+        why = "fits (--margin 0)"
+    elif any(trial.size == size and trial.withheld_bytes for trial in record.trials):
+        why = f"ran with {margin} withheld (--margin)"
+    else:
+        why = f"never took the last {margin} (--margin)"
     if settings.round_to:
         why += f", a multiple of {settings.round_to} (--round-to)"
-    point = next((p for p in record.curve if p.size == size), None)
-    peak = f", peak {format_bytes(point.peak_reserved_bytes)}" if point else ""
-    return said(record, f"batch {size}{peak}: {why}")
+    return said(record, f"batch {size}: {why}")
 
 
 def context(record: Record) -> str | None:

@@ -24,6 +24,8 @@ FLOORS: tuple[frozenset[str], ...] = (
             "failures",
             "model_names",
             "predict",
+            "probes",
+            "recommend",
             "search",
             "trace",
             "record",

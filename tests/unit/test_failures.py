@@ -113,6 +113,8 @@ TEXTS: dict[FailureClass, tuple[str, ...]] = {
         "FIND was unable to find an engine to execute this computation",
         "Unable to find a valid cuDNN algorithm to run convolution",
         "[cudnn_frontend] Error: No valid execution plans built.",
+        "cuDNN Frontend error: [cudnn_frontend] Error: No execution plans support the graph.",
+        "HSA_STATUS_ERROR_OUT_OF_RESOURCES: The runtime failed to allocate the necessary resources.",
         "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`",
         "cuFFT error: CUFFT_INTERNAL_ERROR", "CUDA error: CUSPARSE_STATUS_INSUFFICIENT_RESOURCES",
         'handles_.at(i) INTERNAL ASSERT FAILED at "../c10/cuda/CUDACachingAllocator.cpp":394, please report a bug',
@@ -125,6 +127,7 @@ TEXTS: dict[FailureClass, tuple[str, ...]] = {
         "CUDA error: too many resources requested for launch", "CUDA error: too many blocks in cooperative launch",
         "CUDA error: a kernel launch error has occurred due to cluster misconfiguration",
         "out of resource: shared memory, Required: 131072, Hardware limit: 101376.",
+        "Triton Error [CUDA]: invalid argument", "index tensor has more than 2**31 - 1 elements",
         "out of resource: threads, Required: 2048, Hardware limit: 1024",
         "nonzero is not supported for tensors with more than INT_MAX elements",
         "upsample_nearest_nhwc only supports output tensors with less than INT_MAX elements, but got [8, 3]",
@@ -144,15 +147,18 @@ TEXTS: dict[FailureClass, tuple[str, ...]] = {
         "CUDA error: the launch timed out and was terminated", "CUDA error: an illegal instruction was encountered",
         "CUDA error: uncorrectable NVLink error detected during the execution",
         "Cuda failure 700 'an illegal memory access was encountered'",
-        "NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.", "NVRM: Xid (PCI:0000:01:00): 13, SM Exception", "NVML_ERROR_GPU_IS_LOST",
+        "NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.", "NVRM: Xid (PCI:0000:01:00): 13, SM Exception",
+        "NVML_ERROR_GPU_IS_LOST",
         "level_zero backend failed with error: 20 (UR_RESULT_ERROR_DEVICE_LOST)",
         "DataLoader worker (pid 77) is killed by signal: Segmentation fault. ",
-        "CUDA error: unknown error", "CUDA error: CUBLAS_STATUS_INVALID_VALUE when calling `cublasGemmEx`",
+        "CUDA error: unknown error", "Triton Error [CUDA]: unknown error",
+        "CUDA error: CUBLAS_STATUS_INVALID_VALUE when calling `cublasGemmEx`",
         "cuDNN error: CUDNN_STATUS_BAD_PARAM", "level_zero backend failed with error: 2 "
         "(UR_RESULT_ERROR_INVALID_VALUE)",
     ),
     "numeric": (
         "Function 'LogBackward0' returned nan values in its 0th output.",
+        "probability tensor contains either `inf`, `nan` or element < 0",
         "Function 'PowBackward1' returned nan values in its 1th output.",
     ),
     "timeout": (
@@ -175,6 +181,7 @@ TEXTS: dict[FailureClass, tuple[str, ...]] = {
         "method",
         "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED_ARCH_MISMATCH", "cuDNN error: CUDNN_STATUS_VERSION_MISMATCH",
         "unable to write to file </torch_1_2_3>: No space left on device (28)",
+        "can't start new thread", "Could not load library libcudnn_cnn_infer.so.8. Error: not found",
         "libcudnn.so.9: cannot open shared object file: No such file or directory",
         "NCCL error in: NCCLUtils.hpp:317, remote process exited or there was a network error, ncclRemoteError",
         "DataLoader worker (pid(s) 12, 13) exited unexpectedly",
@@ -296,7 +303,7 @@ def test_every_row_alone_gives_its_class_to_a_text_of_that_class_and_to_none_it_
             assert classify(evidence(text), rows=[(row, pattern)]).failure == "model_error"
 
 
-# -- types, codes, origins -----------------------------------------------------------------------------------------------
+# -- types, codes, origins ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("names", "failure"), [
@@ -396,7 +403,7 @@ def test_the_origin_is_read_off_the_deepest_frame() -> None:
     assert classify(evidence_of(native(bytearray, 1 << 62))).failure == "oom_host"
 
 
-# -- chains and tracebacks passed on as text -------------------------------------------------------------------------------
+# -- chains and tracebacks passed on as text ---------------------------------------------------------------------------
 
 
 def chained(inner: BaseException, how: str) -> BaseException:

@@ -55,7 +55,6 @@ class SimulatedDevice(Device):
         self._ledger = Ledger(self._allocator)
         self._modules = ModulePaths()
         self._tracer = Tracer(self._ledger, self._modules, CudaKernels(self._compute_capability))
-        self._batch_size = 0
 
     def report(self) -> DeviceReport:
         return DeviceReport(

@@ -3,8 +3,8 @@
 Theory of operation.  These act together, each in a module of its own:
 
 ``tracer``      a ``TorchDispatchMode``.  It sits below autograd, so it sees the operators that reach a kernel, in
-                forward and in backward.  A new ``untyped_storage()`` among an operator's results is an allocation, and the
-                storage's end is the free; autograd runs as it always does, so lifetimes are the real ones.
+                forward and in backward.  A new ``untyped_storage()`` among an operator's results is an allocation, and
+                the storage's end is the free; autograd runs as it always does, so lifetimes are the real ones.
 ``ledger``      what the tracer tells: it hands each event at once to a caching allocator, which may refuse, and
                 keeps the log that becomes a ``Trace`` and the breakdown.
 ``autocast``    the casts of ``torch.autocast("cuda")``, and ``selection``, the composite operators that choose another

@@ -37,9 +37,10 @@ def forward(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> Any:
     source, weight = args[0], args[1]
     if not source.is_meta:
         return func(*args, **kwargs)
+    shape = _shape(source.shape, weight.shape, *args[3:9])
+    _check(func, args, kwargs, shape)
     layout = _layout(source, weight)
     give_back_source = copy_into(tracer, source, layout, func)
-    shape = _shape(source.shape, weight.shape, *args[3:9])
     result = torch.empty(shape, dtype=source.dtype, device="meta", memory_format=layout)
     tracer.announce_result(result, func)
     give_back_weight = copy_into(tracer, weight, layout, func)
@@ -47,6 +48,20 @@ def forward(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> Any:
     give_back_weight()
     give_back_source()
     return result
+
+
+def _check(func: OpOverload, args: Any, kwargs: Any, shape: list[int]) -> None:
+    """Raise what the real convolution raises: ``check_shape_forward``, ``check_input_same_type_as_parameters``."""
+    source, weight, bias = args[:3]
+    transposed, groups = args[6], args[8]
+    if source.dtype != weight.dtype or (bias is not None and bias.dtype != source.dtype):
+        raise RuntimeError(
+            f"Input type ({source.dtype}) and weight type ({weight.dtype}) or bias type should be the same"
+        )
+    channels = weight.shape[0] if transposed else weight.shape[1] * groups
+    if source.dim() != weight.dim() or source.shape[1] != channels or min(shape[2:], default=1) < 1:
+        func(*args, **kwargs)  # the meta kernel has the words
+        raise RuntimeError(f"no convolution of {list(source.shape)} with a weight of {list(weight.shape)}")
 
 
 def backward(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> Any:

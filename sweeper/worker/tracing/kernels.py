@@ -30,11 +30,12 @@ aten = torch.ops.aten
 
 
 def cublas_workspace_bytes(compute_capability: tuple[int, int]) -> int:
-    """Bytes of cuBLAS's workspace: 32 MiB on sm90, ``:4096:2:16:8`` (in KiB) on every other.
+    """Bytes of cuBLAS's workspace: 32 MiB from sm90 on, ``:4096:2:16:8`` (in KiB) before.
 
-    ``getChosenWorkspaceSize``, aten/src/ATen/cuda/CublasHandlePool.cpp, without CUBLAS_WORKSPACE_CONFIG set.
+    ``getChosenWorkspaceSize``, aten/src/ATen/cuda/CublasHandlePool.cpp, without CUBLAS_WORKSPACE_CONFIG set; PyTorch
+    2.14's binary asks for these.  Releases before Blackwell took 32 MiB on sm90 alone.
     """
-    return 32 * MIB if compute_capability[0] == 9 else (4096 * 2 + 16 * 8) * 1024
+    return 32 * MIB if compute_capability >= (9, 0) else (4096 * 2 + 16 * 8) * 1024
 
 
 class CudaKernels:
@@ -63,7 +64,7 @@ class CudaKernels:
         if thread not in self._cublas_handles and result.is_meta:
             tracer.announce_result(result, func)
             self._cublas_handles.add(thread)
-            tracer.scratch(self._cublas_bytes, "cublas_workspace")
+            tracer.keep(self._cublas_bytes, "cublas_workspace")
         return result
 
 

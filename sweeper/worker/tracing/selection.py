@@ -1,8 +1,8 @@
 """Composite operators that choose other kernels on CUDA than on meta: dropout, attention, softmax, linear.
 
-These are Python kernels on the key ``AutocastIPU``, which nothing in PyTorch uses: above autograd, where the composite C++ would
-choose, and below the casts of ``autocast``, because the choice depends on the dtype after them.  The key is open only
-inside ``selecting``.
+These are Python kernels on the key ``AutocastIPU``, which nothing in PyTorch uses: above autograd, where the composite
+C++ would choose, and below the casts of ``autocast``, because the choice depends on the dtype after them.  The key is
+open only inside ``selecting``.
 """
 
 from collections.abc import Iterator

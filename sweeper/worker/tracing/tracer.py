@@ -55,6 +55,7 @@ class Tracer(TorchDispatchMode):
         self._kernels = kernels
         self._operators: dict[OpOverload, _Operator] = {}
         self._live: dict[int, _Held] = {}
+        self._scratch: list[int] = []
         self._paused = False
 
     @contextmanager
@@ -74,8 +75,13 @@ class Tracer(TorchDispatchMode):
         """Take ``size`` bytes that no tensor stands for; call what is returned to give them back."""
         if size <= 0:
             return _nothing
-        number = self._ledger.allocate(size, operator, self._module(), self.phase, "workspace")
-        return lambda: self._ledger.free(number)
+        number = self.keep(size, operator)
+        self._scratch.append(number)
+        return lambda: self._give_back(number)
+
+    def keep(self, size: int, operator: str) -> int:
+        """Take ``size`` bytes that no tensor stands for and nobody gives back; returns their number."""
+        return self._ledger.allocate(size, operator, self._module(), self.phase, "workspace")
 
     def announce_result(self, result: Any, func: OpOverload) -> None:
         """Count ``result`` now, before what its kernel takes next."""
@@ -101,11 +107,23 @@ class Tracer(TorchDispatchMode):
         operator = self._operators.get(func)
         if operator is None:
             operator = self._operators[func] = self._learn(func)
-        kernel = operator.kernel
-        result = func(*args, **kwargs) if kernel is None else kernel(self, func, args, kwargs)
+        if operator.kernel is None:
+            result = func(*args, **kwargs)
+        else:
+            try:
+                result = operator.kernel(self, func, args, kwargs)
+            except BaseException:
+                # As C++ does when it unwinds; a step that catches the error goes on with what it really holds.
+                for number in tuple(self._scratch):
+                    self._give_back(number)
+                raise
         if operator.allocates:
             self._announce_results(result, operator.name)
         return result
+
+    def _give_back(self, number: int) -> None:
+        self._scratch.remove(number)
+        self._ledger.free(number)
 
     def _learn(self, func: OpOverload) -> _Operator:
         returns = func._schema.returns

@@ -1,0 +1,193 @@
+"""The trace as a value: its JSON, the law over the batch, and its replay."""
+
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sweeper.allocator import CachingAllocator
+from sweeper.trace import SCHEMA, AffineTrace, Label, Mark, NotAffine, Trace, TraceError, replay, replayed_breakdowns
+from sweeper.trial import KINDS
+from sweeper.units import MIB
+
+WEIGHTS = Label("to", "fc", "setup", "weights")
+INPUTS = Label("to", "", "inputs", "inputs")
+HIDDEN = Label("addmm", "fc", "forward", "activations")
+LABELS = (WEIGHTS, INPUTS, HIDDEN)
+
+
+def a_trace(batch: int = 4, *, hidden: int = 3 * MIB, weights: int = 5 * MIB) -> Trace:
+    """Weights that stay, inputs and an activation that go."""
+    return Trace(
+        batch_size=batch,
+        events=(0, 1, 2, ~2, ~1),
+        sizes=(weights, 1000 * batch, hidden * batch),
+        labels=LABELS,
+        labels_of=(0, 1, 2),
+        marks=(Mark(0, "setup", 0), Mark(1, "inputs", 0), Mark(2, "forward", 0)),
+    )
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> Trace:
+    """Any order of allocations and frees that a step could make."""
+    events: list[int] = []
+    sizes: list[int] = []
+    alive: list[int] = []
+    for _ in range(draw(st.integers(0, 30))):
+        chosen: int = draw(st.integers(-len(alive) - 1, len(alive) - 1))
+        if chosen >= 0:
+            events.append(~alive.pop(chosen))
+        else:
+            events.append(len(sizes))
+            alive.append(len(sizes))
+            sizes.append(draw(st.integers(1, 30 * MIB)))
+    labels_of = tuple(draw(st.integers(0, len(LABELS) - 1)) for _ in sizes)
+    return Trace(batch_size=1, events=tuple(events), sizes=tuple(sizes), labels=LABELS, labels_of=labels_of)
+
+
+@given(traces())
+def test_a_trace_survives_json(trace: Trace) -> None:
+    assert Trace.from_json(trace.to_json()) == trace
+
+
+def test_the_marks_survive_json_and_say_the_phase() -> None:
+    trace = Trace.from_json(a_trace().to_json())
+    assert [trace.phase_at(event)[0] for event in range(5)] == ["setup", "inputs", "forward", "forward", "forward"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"schema": SCHEMA + 1}, "schema"),
+        ({"surplus": 1}, "surplus"),
+        ({"events": [0, 1, 2, 2]}, "allocation 2, expected 3"),
+        ({"events": [0, 2, 1]}, "allocation 2, expected 1"),
+        ({"events": [0, -2, 1, 2]}, "frees allocation 1"),
+        ({"events": [0, 1, 2, -1, -1]}, "frees allocation 0"),
+        ({"events": [0, 1]}, "3 sizes but 2 allocations"),
+        ({"events": [0, 1, "2"]}, "events"),
+        ({"sizes": [1, 2]}, "allocation"),
+        ({"labels_of": [0, 1, 3]}, "label"),
+        ({"labels_of": [0, 1]}, "labels"),
+        ({"labels": [["a", "b", "nowhere", "weights"]] * 3}, "nowhere"),
+        ({"labels": [["a", "b"]] * 3}, "labels"),
+        ({"marks": [[0, "setup"]]}, "marks"),
+    ],
+)
+def test_what_is_no_trace_is_an_error_that_says_why(change: dict[str, object], words: str) -> None:
+    data = json.loads(a_trace().to_json()) | change
+    with pytest.raises(TraceError, match=words):
+        Trace.from_json(json.dumps(data))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}"])
+def test_what_is_no_object_with_a_schema_is_an_error(text: str) -> None:
+    with pytest.raises(TraceError):
+        Trace.from_json(text)
+
+
+@given(traces(), st.integers(1, 50), st.integers(1, 50), st.integers(1, 500), st.data())
+def test_two_traces_of_a_line_give_every_trace_of_it(
+    shape: Trace, first: int, distance: int, other: int, data: st.DataObject
+) -> None:
+    fixed = [data.draw(st.integers(1, 10**6)) for _ in shape.sizes]
+    slopes = [data.draw(st.integers(0, 10**6)) for _ in shape.sizes]
+
+    def at(batch: int) -> Trace:
+        sizes = tuple(a + b * batch for a, b in zip(fixed, slopes, strict=True))
+        return dataclasses.replace(shape, batch_size=batch, sizes=sizes)
+
+    law = AffineTrace.join(at(first), at(first + distance), at(other))
+    assert law.at(other) == at(other)
+    assert law == AffineTrace.join(at(first + distance), at(first))
+
+
+def test_a_third_trace_off_the_line_is_caught() -> None:
+    with pytest.raises(NotAffine) as caught:
+        AffineTrace.join(a_trace(2), a_trace(4), a_trace(6, hidden=3 * MIB + 1))
+    assert caught.value.event == 2
+
+
+def test_bytes_on_no_line_of_whole_bytes_are_caught() -> None:
+    odd = dataclasses.replace(a_trace(6), sizes=(5 * MIB, 6001, 6 * 3 * MIB))
+    with pytest.raises(NotAffine) as caught:
+        AffineTrace.join(a_trace(4), odd)
+    assert caught.value.event == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "event"),
+    [
+        ({"events": (0, 1, 2, ~1, ~2)}, 3),
+        ({"events": (0, 1, 2, ~2)}, 4),
+        ({"labels_of": (0, 1, 1)}, 2),
+    ],
+)
+def test_traces_that_differ_name_the_first_event_that_does(change: dict[str, tuple[int, ...]], event: int) -> None:
+    other = dataclasses.replace(a_trace(8), **change)  # type: ignore[arg-type]
+    with pytest.raises(NotAffine) as caught:
+        AffineTrace.join(a_trace(4), other)
+    assert caught.value.event == event
+
+
+def test_a_line_needs_two_batches() -> None:
+    with pytest.raises(ValueError, match="two batches"):
+        AffineTrace.join(a_trace(4), a_trace(4))
+
+
+def test_the_law_says_nothing_below_one_or_of_negative_bytes() -> None:
+    falling = dataclasses.replace(a_trace(8), sizes=(5 * MIB, 8000, 100))
+    law = AffineTrace.join(a_trace(4, hidden=100), falling)
+    for batch in (0, 10, 100):
+        with pytest.raises(ValueError, match="nothing"):
+            law.at(batch)
+
+
+@given(traces())
+def test_a_replay_is_the_allocator_event_by_event(trace: Trace) -> None:
+    allocator, addresses = CachingAllocator(), []
+    for event in trace.events:
+        if event >= 0:
+            addresses.append(allocator.allocate(trace.sizes[event]))
+        else:
+            allocator.free(addresses[~event])
+    said = replay(trace, CachingAllocator())
+    assert said.fits
+    assert said.peak_allocated_bytes == allocator.peak_allocated_bytes
+    assert said.peak_reserved_bytes == allocator.peak_reserved_bytes
+    assert said.breakdown.total_bytes == allocator.peak_allocated_bytes
+
+
+@given(traces(), st.integers(2 * MIB, 200 * MIB))
+def test_a_replay_fits_or_names_what_did_not(trace: Trace, capacity: int) -> None:
+    said = replay(trace, CachingAllocator(capacity_bytes=capacity))
+    assert said.peak_reserved_bytes <= capacity
+    if said.failure is None:
+        assert said.peak_allocated_bytes == replay(trace, CachingAllocator()).peak_allocated_bytes
+    else:
+        failure = said.failure
+        assert trace.events[failure.event] == failure.allocation
+        assert failure.requested_bytes == trace.sizes[failure.allocation]
+        assert failure.label == trace.label(failure.allocation)
+        assert failure.segment_bytes > failure.free_bytes
+        assert said.breakdown.total_bytes == said.peak_allocated_bytes
+
+
+@given(traces())
+def test_the_breakdown_is_the_moment_of_the_peak_and_the_holdings_are_each_kinds_own(trace: Trace) -> None:
+    kinds = [trace.label(allocation).kind for allocation in range(len(trace.sizes))]
+    at_peak, holdings, event = replayed_breakdowns(trace.events, trace.sizes, kinds)
+    moments = []
+    for end in range(len(trace.events) + 1):
+        freed = {~e for e in trace.events[:end] if e < 0}
+        alive = [e for e in trace.events[:end] if e >= 0 and e not in freed]
+        moments.append({kind: sum(trace.sizes[n] for n in alive if kinds[n] == kind) for kind in KINDS})
+    totals = [sum(moment.values()) for moment in moments]
+    assert at_peak.total_bytes == max(totals)
+    if trace.events:
+        assert totals[event + 1] == max(totals)
+    for kind in KINDS:
+        assert getattr(holdings, kind) == max(moment[kind] for moment in moments)
