@@ -21,7 +21,7 @@ from sweeper.errors import FolderUnusable, UnknownName, UsageError
 from sweeper.host_memory import total_bytes
 from sweeper.journal import Journal, read_record
 from sweeper.record import CurvePoint, Header, Record, Settings
-from sweeper.runner import Runner, open_runner
+from sweeper.runner import Runner, open_runner, python_command
 from sweeper.sweeping import Observer, Silent, check_limit, run_sweep
 from sweeper.trial import MODES, OPTIMIZERS, PRECISIONS, Describe, DeviceReport, TrialSpec
 from sweeper.units import parse_bytes
@@ -194,9 +194,8 @@ def draw(folder: Path) -> None:
 
     Raises ``FolderUnusable`` when it cannot be written.
     """
-    done = subprocess.run(
-        [sys.executable, "-m", "sweeper.report", str(folder)], capture_output=True, text=True, check=False
-    )
+    command, environment = python_command("sweeper.report", str(folder))
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return
     *_, message, hint = ["", "", *done.stderr.strip().splitlines()]

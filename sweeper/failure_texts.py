@@ -6,6 +6,7 @@ person, and where its words come from.  A blank in a pattern is any white space,
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 from sweeper.trial import FailureClass
@@ -37,6 +38,9 @@ class Row(NamedTuple):
     line: str = ""
     native_only: bool = False
     refines: bool = False
+
+    def search(self, text: str) -> re.Match[str] | None:
+        return _compiled(self.pattern).search(text)
 
 
 BY_TYPE: dict[str, tuple[FailureClass, str]] = {
@@ -115,7 +119,7 @@ _CONV, _KERNELS = "ATen/native/cudnn/Conv_v8.cpp, Conv_v7.cpp 2.14", "ATen/nativ
 _HOST, _LOADER = "c10/core/impl/alloc_cpu.cpp 2.14", "torch/csrc/DataLoader.cpp 2.14"
 _UR, _NCCL = "unified-runtime ur_api.h, level_zero ze_api.h, OpenCL cl.h", "nccl src/include/checks.h, alloc.h"
 
-_BY_TEXT: tuple[Row, ...] = (
+TEXT_ROWS: tuple[Row, ...] = (
     # -- the device has no more ------------------------------------------------------------------------------------
     Row("oom_device", r"\b(?:CUDA|HIP|XPU|NPU|MLU|MUSA|GCU|HPU|MTIA) out of memory\b",
         "the caching allocator was refused memory", _ALLOCATOR),
@@ -168,8 +172,8 @@ _BY_TEXT: tuple[Row, ...] = (
     Row("oom_suspect", r"\b(?:CU|HIP|ROC)BLAS(?:LT)?_STATUS_(?:NOT_INITIALIZED|INTERNAL_ERROR|EXECUTION_FAILED"
         r"|NOT_SUPPORTED|MAPPING_ERROR|INVALID_HANDLE)\b", "the BLAS library failed, as it may without memory", _BLAS),
     Row("oom_suspect", r"\bCUDNN_STATUS_(?:NOT_INITIALIZED|ALLOC_FAILED|MAPPING_ERROR"
-        r"|(?:INTERNAL_ERROR|EXECUTION_FAILED)(?!\w*_ALLOCATION_FAILED)\w*"
-        r"|NOT_SUPPORTED(?!_ARCH_MISMATCH|_SUBLIBRARY)\w*)\b", "cuDNN failed, as it may without memory", _DNN),
+        r"|(?:INTERNAL_ERROR|EXECUTION_FAILED)\w*"
+        r"|NOT_SUPPORTED\w*)\b", "cuDNN failed, as it may without memory", _DNN),
     Row("oom_suspect", r"\bmiopenStatus(?:NotInitialized|AllocFailed|InternalError|UnknownError|NotImplemented"
         r"|UnsupportedOp|GpuOperationsSkipped)\b", "MIOpen failed, as it may without memory", _DNN),
     Row("oom_suspect", r"\bunable to find an engine\b|\bUnable to find a valid cuDNN algorithm\b"
@@ -242,7 +246,7 @@ _BY_TEXT: tuple[Row, ...] = (
       for failure, words, reason in BY_CODE.values()),
 )  # fmt: skip
 
-_FALLBACKS: tuple[Row, ...] = (
+FALLBACK_ROWS: tuple[Row, ...] = (
     Row("cuda_fault", r"\b(?:CUDA|HIP)(?: driver| runtime)? error\b|\bTriton Error \[", *CODE_FALLBACK[1:],
         "c10/cuda/CUDAException.cpp"),
     Row("cuda_fault", r"\b(?:CU|HIP|ROC)\w+_STATUS_\w+|\b(?:CU|HIP)FFT_\w+|\bmiopenStatus\w+|\brocblas_status_\w+",
@@ -256,12 +260,12 @@ _FALLBACKS: tuple[Row, ...] = (
 )  # fmt: skip
 
 
-def _compile(pattern: str) -> re.Pattern[str]:
+# Compiled at first use: most runs classify nothing, and all of them import this.
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern.replace(" ", r"\s+"), re.IGNORECASE | re.DOTALL)
 
 
-TEXT_ROWS = tuple((row, _compile(row.pattern)) for row in _BY_TEXT)
-FALLBACK_ROWS = tuple((row, _compile(row.pattern)) for row in _FALLBACKS)
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
@@ -290,6 +294,7 @@ class ParsedSizes:
 
 
 _SIZE = r"(\d+(?:\.\d+)?) ?(bytes?|[KMGTP]?i?B)\b"
+_ABSURD = 1 << 60  # an unset limit and a failed NVML query are printed as 2**64 bytes
 _SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}
 
 # (field, pattern, source).  A field may be said in several wordings; the first that is there counts.
@@ -318,11 +323,15 @@ _SIZES: tuple[tuple[str, str, str], ...] = (
     ("reserved_bytes", rf"{_SIZE} (?:reserved in total by PyTorch|cached)", "before 2.1; cached before 1.5"),
     ("process_bytes", rf"this process has {_SIZE} memory in use", "2.1 to 2.14, where NVML names this process"),
 )  # fmt: skip
-_SIZE_ROWS = tuple(
-    (field, re.compile(pattern.replace(" ?", "\0").replace(" ", r"\s+").replace("\0", r"\s*"), re.I | re.M))
-    for field, pattern, _ in _SIZES
-)
-_ABSURD = 1 << 60  # an unset limit and a failed NVML query are printed as 2**64 bytes
+
+
+@cache
+def _compiled_sizes() -> tuple[tuple[str, re.Pattern[str]], ...]:
+    def compiled(pattern: str) -> re.Pattern[str]:
+        spaced = pattern.replace(" ?", "\0").replace(" ", r"\s+").replace("\0", r"\s*")
+        return re.compile(spaced, re.IGNORECASE | re.MULTILINE)
+
+    return tuple((field, compiled(pattern)) for field, pattern, _ in _SIZES)
 
 
 def parse_sizes(text: str) -> ParsedSizes | None:
@@ -332,7 +341,7 @@ def parse_sizes(text: str) -> ParsedSizes | None:
     2**30).  Since 2.1 what is reserved is not said but follows: allocated + reserved but unallocated.
     """
     text, found = plain(text), dict[str, int]()
-    for field, pattern in _SIZE_ROWS:
+    for field, pattern in _compiled_sizes():
         match = pattern.search(text)
         if match is not None and field not in found:
             unit = match[2].upper()

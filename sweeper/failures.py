@@ -29,12 +29,12 @@ The standard library only: both sides of the wall read this.
 """
 
 import dataclasses
-import dis
 import linecache
 import re
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from opcode import opname
 from types import TracebackType
 from typing import Literal
 
@@ -105,7 +105,7 @@ _PRECEDENCE: tuple[FailureClass, ...] = (
 )  # fmt: skip
 
 
-Rows = Sequence[tuple[Row, re.Pattern[str]]]
+Rows = Sequence[Row]
 
 
 def classify(chain: Evidence | Iterable[Evidence], *, rows: Rows = TEXT_ROWS) -> Verdict:
@@ -164,10 +164,10 @@ def _claims_of_text(evidence: Evidence, rows: Rows) -> list[_Claim]:
         return []
     return [
         _claim(_REFINES if row.refines else _TEXT, row.failure, row.reason, length=len(match[0]))
-        for row, pattern in rows
+        for row in rows
         if (not row.native_only or evidence.origin == "native")
         and (not row.line or re.search(row.line, evidence.line))
-        and (match := pattern.search(evidence.text))
+        and (match := row.search(evidence.text))
     ]
 
 
@@ -207,7 +207,7 @@ def _origin(deepest: TracebackType | None) -> Origin:
     if deepest is None:
         return "unknown"
     frame = deepest.tb_frame
-    if deepest.tb_lasti < 0 or dis.opname[frame.f_code.co_code[deepest.tb_lasti]] not in ("RAISE_VARARGS", "RERAISE"):
+    if deepest.tb_lasti < 0 or opname[frame.f_code.co_code[deepest.tb_lasti]] not in ("RAISE_VARARGS", "RERAISE"):
         return "native"
     package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
     return "library" if package in LIBRARIES else "user"

@@ -183,14 +183,13 @@ def _held(folder: Path) -> Iterator[None]:
     """Hold the folder's lock; raises ``FolderInUse`` naming the process that does."""
     owner = folder / ".lock-owner"
     lock = FileLock(folder / ".lock")
-    try:
-        with _errors_named(folder):
+    with _errors_named(folder):
+        try:
             lock.acquire(timeout=0)
-    except Timeout:
-        with contextlib.suppress(OSError):
-            who = owner.read_text().strip()
-            raise FolderInUse(f"{folder} is in use by {who}", hint="wait for it, or name another --folder") from None
-        raise FolderInUse(f"{folder} is in use", hint="wait for it, or name another --folder") from None
+        except Timeout:
+            who = owner.read_text() if owner.exists() else "another process"
+            hint = "wait for it, or name another --folder"
+            raise FolderInUse(f"{folder} is in use by {who}", hint=hint) from None
     try:
         with _errors_named(folder):
             owner.write_text(f"process {os.getpid()}")

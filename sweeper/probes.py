@@ -16,7 +16,11 @@ _P = TypeVar("_P", bound="Probed")
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One run.  ``peak_bytes`` is reserved bytes on cuda and sim, resident bytes on cpu; None where not measured."""
+    """One run.  ``peak_bytes`` is allocated bytes on cuda and sim, resident bytes on cpu; None where not measured.
+
+    Allocated and not reserved: the allocator gives its cache back when memory runs short, so reserved bytes bend near
+    the capacity.
+    """
 
     size: int
     fits: bool
@@ -47,23 +51,16 @@ class Tally:
 class Probed:
     """The probes so far, and the answer they give.  What to run next is decided by the subclasses.
 
-    ``confirm`` is how often a size must fit to be the answer, ``margin`` the share of ``capacity_bytes`` that a
-    recommended size leaves free, ``round_to`` what it must be a multiple of.
+    ``confirm`` is how often a size must fit to be the answer, ``capacity_bytes`` what the device can give a trial.
     """
 
     confirm: int = 1
     capacity_bytes: int | None = None
-    margin: float = 0.05
-    round_to: int | None = None
     probes: tuple[Probe, ...] = ()
 
     def __post_init__(self) -> None:
         if self.confirm < 1:
             raise ValueError(f"confirm is {self.confirm}, must be 1 or more")
-        if not 0 <= self.margin < 1:
-            raise ValueError(f"margin is {self.margin}, must be a share from 0 up to 1")
-        if self.round_to is not None and self.round_to < 1:
-            raise ValueError(f"round_to is {self.round_to}, must be 1 or more")
         for probe in self.probes:
             self._check(probe.size)
 
@@ -103,19 +100,3 @@ class Probed:
     def unsteady(self) -> tuple[int, ...]:
         """Sizes that both fitted and failed."""
         return tuple(sorted(self.tally.failed & self.tally.fits.keys()))
-
-    @property
-    def recommended(self) -> int | None:
-        """The largest size run that fits up to the answer, leaves the margin and is a multiple; None when none does."""
-        answer = self.answer
-        if answer is None:
-            return None
-        return next((size for size in reversed(self.tally.sound) if size <= answer and self._is_safe(size)), None)
-
-    def _is_safe(self, size: int) -> bool:
-        if size % (self.round_to or 1):
-            return False
-        if self.margin == 0:
-            return True
-        peak = self.tally.measured.get(size)
-        return self.capacity_bytes is not None and peak is not None and peak <= (1 - self.margin) * self.capacity_bytes

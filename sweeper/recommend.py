@@ -6,8 +6,12 @@ only what it must, so a batch that reserved 99 % may well do with 95 %.  It can 
 memory limit of (1 - margin) x capacity.  A batch that fits there is recommended, and so is one that never reserved
 more than that when nothing was withheld.
 
-The first try is where the allocated peak, which is straight in the batch, is (1 - margin) of the answer's.  Each miss
-goes lower by a further share; after three there is no recommendation rather than an unproven one.
+The first try is where the allocated peak, which is straight in the batch, is (1 - margin) of the answer's: where memory
+runs out at the same share of a smaller limit, that is the best size there is.  Each miss goes lower, by more each
+time; after three there is no recommendation rather than an unproven one.  A miss outranks everything above it.
+
+What it does not know: whether the share is the same.  Fragmentation depends on the limit, so a larger size may do, and
+after a miss the steps are coarse; no trial is spent on going back up.
 """
 
 from collections.abc import Mapping
@@ -17,8 +21,7 @@ from sweeper.curve import size_at_peak
 
 __all__ = ["Recommendation"]
 
-_TRIES = 3
-_MISS_SHARE = 0.02  # of the answer's peak: how much lower the next try aims
+_MISS_SHARES = (0.0, 0.02, 0.06)  # of the answer's peak: how much lower to aim after no miss, one, two
 _WORTH_SHARE = 0.01  # of the answer: a size that gains no more over one already proven is not run
 
 
@@ -41,6 +44,7 @@ class Recommendation:
 
     @property
     def withheld_bytes(self) -> int:
+        """What a trial of ``next_size`` is not given.  0 makes it a trial like any other."""
         return int(self.margin * self.capacity_bytes)
 
     @property
@@ -48,25 +52,33 @@ class Recommendation:
         """The largest size that is proven to leave the margin and is a multiple of ``round_to``."""
         limit = self.capacity_bytes - self.withheld_bytes
         proven = {size for size, fits in self.tried.items() if fits}
-        proven |= {size for size, peak in self.reserved.items() if peak <= limit}
-        return max((s for s in proven if s <= self.answer and s % self.round_to == 0), default=None)
+        # With nothing withheld, to have fitted is all there is to prove, whatever was reserved.
+        proven |= {size for size, peak in self.reserved.items() if peak <= limit or self.withheld_bytes == 0}
+        return max((size for size in proven if size <= self._most and size % self.round_to == 0), default=None)
 
     def next_size(self) -> int | None:
         """The size to run with the margin withheld; None when there is nothing worth running."""
-        misses = [size for size, fits in self.tried.items() if not fits]
-        if len(misses) >= _TRIES:
+        misses = len(self._misses)
+        if misses >= len(_MISS_SHARES):
             return None
-        aim = self._aim(len(misses))
-        aim = min(aim, min(misses, default=aim + 1) - 1) // self.round_to * self.round_to
+        aim = min(self._aim(_MISS_SHARES[misses]), self._most) // self.round_to * self.round_to
         if aim < self.floor or aim in self.tried:
             return None
         known = self.size
         worth = max(1, int(_WORTH_SHARE * self.answer))
         return aim if known is None or aim - known >= worth else None
 
-    def _aim(self, misses: int) -> int:
-        share = 1 - self.margin - misses * _MISS_SHARE
+    @property
+    def _misses(self) -> list[int]:
+        return [size for size, fits in self.tried.items() if not fits]
+
+    @property
+    def _most(self) -> int:
+        """No size above this is recommended: the answer, or what lies below the smallest miss."""
+        return min([self.answer, *(size - 1 for size in self._misses)])
+
+    def _aim(self, lower: float) -> int:
         measured = {size: peak for size, peak in self.allocated.items() if size <= self.answer}
         if self.answer not in measured:
             return self.answer
-        return size_at_peak(measured, int(share * measured[self.answer]))
+        return size_at_peak(measured, int(max(0.0, 1 - self.margin - lower) * measured[self.answer]))

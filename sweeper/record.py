@@ -315,8 +315,8 @@ class Record:
         peaks = [p.peak_reserved_bytes for p in self.curve if p.outcome == "fit"]
         if len(peaks) >= 3 and peaks[-1] <= peaks[0]:
             found.append("the peak does not grow with the batch: is the batch really used by the model?")
-        for note in dict.fromkeys(note for t in self.trials for note in getattr(t.outcome, "notes", ())):
-            found.append(note)
+        notes = (note for _, outcome in self.verdicts if isinstance(outcome, Fit) for note in outcome.notes)
+        found.extend(dict.fromkeys(notes))
         return tuple(found)
 
     def _noise(self) -> Iterator[str]:

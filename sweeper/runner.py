@@ -30,7 +30,7 @@ from sweeper.host_memory import available_bytes, children_of, oom_kills, residen
 from sweeper.trial import Broken, Request, Response, request_to_json, response_from_json
 from sweeper.wire import WireError
 
-__all__ = ["Exit", "ForkRunner", "Runner", "SpawnRunner", "open_runner", "read_response"]
+__all__ = ["Exit", "ForkRunner", "Runner", "SpawnRunner", "open_runner", "python_command", "read_response"]
 
 _HOST_START_S = 120.0  # importing torch from a cold disk
 _POLL_S = 0.05
@@ -139,9 +139,10 @@ class SpawnRunner(_FolderRunner):
     _process: subprocess.Popen[bytes] | None = None
 
     def _run_in(self, folder: Path, watch: _Watch) -> Exit:
+        command, environment = python_command("sweeper.worker", str(folder))
         with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
             self._process = process = subprocess.Popen(
-                [sys.executable, "-m", "sweeper.worker", str(folder)],
+                command, env=environment,
                 stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
             )  # fmt: skip
         verdict = None
@@ -186,8 +187,9 @@ class ForkRunner(_FolderRunner):
             return
         ours, theirs = socket.socketpair()
         with theirs, self._log.open("ab") if self._log else contextlib.nullcontext(subprocess.DEVNULL) as log:
+            command, environment = python_command("sweeper.worker", "--host", str(theirs.fileno()))
             self._host = subprocess.Popen(
-                [sys.executable, "-m", "sweeper.worker", "--host", str(theirs.fileno())],
+                command, env=environment,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[theirs.fileno()],
                 # Ctrl-C in the terminal is the driver's to answer.
                 start_new_session=True,
@@ -280,6 +282,17 @@ def open_runner(
     if isolation == "fork" and hasattr(os, "fork"):
         return ForkRunner(timeout_s=timeout_s, host_memory_limit_bytes=host_memory_limit_bytes, log=log)
     return SpawnRunner(timeout_s=timeout_s, host_memory_limit_bytes=host_memory_limit_bytes)
+
+
+def python_command(module: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
+    """The command line and the environment that run ``module`` of this very package in a new interpreter."""
+    environment = dict(os.environ)
+    tree = Path(__file__).resolve().parents[1]
+    # From a source tree that is not installed, the new interpreter would look only where it stands.
+    if (tree / "pyproject.toml").exists():
+        paths = [str(tree), *filter(None, [environment.get("PYTHONPATH")])]
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
+    return [sys.executable, "-m", module, *arguments], environment
 
 
 def _prepare(folder: Path, request: Request) -> None:

@@ -2,7 +2,7 @@
 
 Theory of operation.  A search is a frozen value: bounds, what is wished, and the probes so far.  Everything else is
 derived from the probes: there is no clock, process or log here, ``after`` returns a new value, and to resume is to
-replay.  ``next_size`` goes through four phases; None means that nothing is left to learn.
+replay.  ``next_size`` goes through three phases; None means that nothing is left to learn.
 
 1. *curve*: at most ``points`` sizes in geometric progression from the floor, smallest first, so that the first trials
    are cheap and the plot and the memory law have points.  With a prediction they are the last powers of two (times the
@@ -10,55 +10,52 @@ replay.  ``next_size`` goes through four phases; None means that nothing is left
    everything up to the cap.  A failure ends the phase, and so does a line through three measured peaks that says the
    next size is past the capacity.
 
-2. *boundary*: a pair is looked for, ``low`` fitted and ``high`` failed, with nothing between.  The *guess* says where:
-   it is the prediction as long as no run and no measured peak contradicts it, else the line through the measured
-   peaks.  While nothing has failed, the size run is just above the guess: it should fail, and a failure closes the
-   interval.  Inside a closed interval the size run is the guess itself, or one *reach* away from the end that the guess
-   has come to lie on.  The reach is the doubt about the line, and from the fourth trial on it is multiplied by four
-   with every trial, until it covers the interval: then the interval is bisected.  Each peak measured close to the
-   boundary corrects the line, so with affine peaks two or three trials find the pair.
+2. *boundary*: a pair is looked for, ``low`` fitted and ``high`` failed, with nothing between.  Two voices say where.
+   The *line* through the measured peaks is sure of the bytes but not of where they run out: real allocators fail when
+   the allocated peak is somewhere between 85 and 100 % of the capacity.  The *prediction* models the allocator, so
+   where the line does not grossly contradict it, its own pair is run first, beginning with the side that the line
+   would have otherwise.  Beside the two there is everything around them, ever less likely.  ``belief`` adds all this
+   up and the size run is the one that cuts it in half, among the sizes still between ``low`` and ``high``.  The two
+   ends also say between which shares of the capacity memory ran out; where peaks are affine that is the same
+   statement, so nothing else is drawn from it.  While nothing has failed the cut lies a little higher, where a failure
+   is more likely than a fit, because a failure closes the interval.
 
    The bound is not a matter of luck.  To bisect n sizes takes log2(n) + 1 trials, rounded down; the budget is one more
-   than that, and a guess is run only if after the worse of its two answers the budget still covers bisection.  So this
-   phase runs at most 2 + log2(sizes) distinct sizes, whatever the peaks and the prediction say.  That is why the size
-   that should fail goes first, and keeps well clear of the guess when there is budget for one surprise only: a fit
-   far below the cap leaves nearly everything to bisect.  Only a *reversal*, a failure at or below a size that had
-   fitted, goes past the bound: what was known is no longer true, and the interval starts again from the largest size
-   that fitted below the failure.  When the budget is used up it is bisected, log2(sizes) + 1 trials a reversal.
+   than that, and a size is run only if after the worse of its two answers the budget still covers bisection; else the
+   nearest size for which that holds is.  So this phase runs at most 2 + log2(sizes) distinct sizes, whatever the peaks
+   and the prediction say.  A fit far below the cap leaves nearly everything to bisect: where the budget has no room
+   for such a surprise, the size that should fail keeps well clear of the estimates.  Only a *reversal*, a failure at or
+   below a size that had fitted, goes past the bound: what was known is no longer true, and the interval starts again
+   from the largest size that fitted below the failure.  When the budget is used up it is bisected, log2(sizes) + 1
+   trials a reversal.
 
 3. *confirm*: the largest size that fitted is run until it has fitted ``confirm`` times.  Doubt moves the answer down:
    one failure there, or anywhere below, and the boundary is looked for below the failure.
 
-4. *recommended*: a size that was run, fitted, and whose measured peak leaves ``margin`` of the capacity free; a
-   multiple of ``round_to`` if that is given.  The largest run already that does is good enough when interpolation
-   between the measured peaks promises no more than 1 % above it; otherwise at most three sizes are run for it.
+How few trials can do.  A trial is one bit.  An exact prediction takes two (three where the bound makes the first keep
+clear), an exact line two or three; an estimate that may be off by d sizes either way takes about log2(2 d) more, and no
+rule can do with less.
 
-What it does not know: memory need not grow steadily with the size.  Sizes between ``low`` and the guess are not run,
+What it does not know: memory need not grow steadily with the size.  Sizes between two that fitted are not all run,
 and one of them may fail (seen in the field: 16 fails, 32 runs).  The answer is then the largest size *run* without a
 failure at or below it *among those run*; ``not_monotone`` says when such a thing was seen.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from math import gcd
 from typing import Literal
 
-from sweeper.curve import LimitEstimate, estimate_limit, size_at_peak
+from sweeper.belief import Belief, Estimates
 from sweeper.probes import Probe, Probed
 
 __all__ = ["Listed", "Probe", "Purpose", "Search"]
 
-Purpose = Literal["curve", "boundary", "confirm", "recommended", "listed"]
+Purpose = Literal["curve", "boundary", "confirm", "listed"]
 
-# Chosen by counting trials over many laws of the peak (straight, in steps, noisy, biased); scripts/count_trials.py.
 _CURVE_SHARE = 0.9  # of the prediction: a curve point must fit although the prediction may be some percent too high
 _CURVE_TRUSTED_POINTS = 3  # measured before the line may end the curve
-_CLEAR_SHARE = 0.08  # of the guess: how far above it a size almost surely fails
-_FREE_TRIALS = 3  # from the fourth trial on, each one multiplies the reach...
-_REACH_DOUBLINGS = 2  # ...by four
-_RECOMMENDED_TRIALS = 3
-_WORTH_SHARE = 0.01  # of the answer: a recommended size that gains no more is not run
+
+_OPEN_SHARE = 0.6  # while nothing has failed a failure is worth more than a fit: it closes the interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +63,7 @@ class Search(Probed):
     """The search for the largest size from ``floor`` to ``cap`` that fits, on the grid ``floor + k * step``.
 
     ``predicted_max`` is the largest size expected to fit, ``capacity_bytes`` what the device can give a trial: both
-    only choose what is run.  ``margin`` is a share of the capacity.  Raises ``ValueError`` for values out of range.
+    only choose what is run.  Raises ``ValueError`` for values out of range.
     """
 
     cap: int
@@ -135,87 +132,54 @@ class Search(Probed):
             return size, "curve" if size in self.curve_sizes else "boundary"
         if low is None:
             return None
-        if self.tally.fits[low] < self.confirm:
-            return low, "confirm"
-        if (size := self._next_recommended(low)) is not None:
-            return size, "recommended"
-        return None
+        return (low, "confirm") if self.tally.fits[low] < self.confirm else None
 
     def _next_on_curve(self) -> int | None:
         tally = self.tally
         size = next((size for size in self.curve_sizes if tally.low is None or size > tally.low), None)
         if size is None or (tally.high is not None and size >= tally.high):
             return None
-        line = self._line
+        line = self._estimates.line
         if line is not None and len(tally.measured) >= _CURVE_TRUSTED_POINTS and line.size + line.doubt < size:
             return None
         return size
 
-    @cached_property
-    def _line(self) -> LimitEstimate | None:
-        return self._line_through(self.tally.measured)
-
-    def _line_through(self, sizes: Iterable[int]) -> LimitEstimate | None:
-        if self.capacity_bytes is None:
-            return None
-        measured = self.tally.measured
-        return estimate_limit({size: measured[size] for size in sizes if size in measured}, self.capacity_bytes)
-
     def _between(self, low: int, high: int) -> int:
         """A size strictly between ``low`` and ``high``, each a run or one step outside the bounds."""
-        size = self._above(low) if high > self.top else self._inside(low, high)
-        if size is not None and max(_bisections(low, size, self.step), _bisections(size, high, self.step)) < self._left:
-            return size
-        return low + (high - low) // self.step // 2 * self.step
+        most = self.step << max(0, self._left - 1)  # of an interval that can still be bisected after one more trial
+        least, greatest = max(low + self.step, high - most), min(high - self.step, low + most)
+        if self._left < 1 or least > greatest:
+            return low + (high - low) // self.step // 2 * self.step
+        return min(max(self._wished(low, high), least), greatest)
 
-    def _above(self, low: int) -> int:
-        """A size that should fail, when none has yet."""
-        guess = self._guess(low, self.top + self.step)
-        if guess is None:
-            return min(max(self._down(2 * low), low + self.step), self.top)
-        reach = self.step
-        if self._left - _bisections(low, self.top + self.step, self.step) < 2:
-            # There is budget for one more surprise at most: keep well clear of the guess.
-            reach += self._up(max(2 * guess.doubt, _CLEAR_SHARE * guess.size))
-        return min(max(self._down(guess.size), low) + reach, self.top)
+    def _wished(self, low: int, high: int) -> int:
+        """The size that would tell the most, were there no bound."""
+        belief, closed = self._belief, high <= self.top
+        if belief is None:
+            return low + (high - low) // self.step // 2 * self.step if closed else self._down(2 * low)
+        size = belief.cut(low, high, step=self.step, failing=0.5 if closed else _OPEN_SHARE, closed=closed)
+        if not closed and self._left - 1 <= _bisections(size, high, self.step):
+            # A fit would leave no choice but to bisect up to the cap.
+            return max(size, self._clear)
+        return size
 
-    def _inside(self, low: int, high: int) -> int | None:
-        """The guess, or as close as the reach allows; None when there is no guess, or the reach covers it all."""
-        guess = self._guess(low, high)
-        if guess is None:
-            return None
-        reach = max(self.step, self._up(guess.doubt)) << _REACH_DOUBLINGS * min(max(0, self._spent - _FREE_TRIALS), 16)
-        if low + reach > high - reach:
-            return None
-        return min(max(self._down(guess.size), low + reach), high - reach)
+    @cached_property
+    def _estimates(self) -> Estimates:
+        predicted = None if self.predicted_max is None else self._down(self.predicted_max)
+        return Estimates.of(self.tally.measured, self.capacity_bytes, predicted)
 
-    def _guess(self, low: int, high: int) -> LimitEstimate | None:
-        """The largest size expected to fit.
+    @cached_property
+    def _belief(self) -> Belief | None:
+        return self._estimates.belief(self.top)
 
-        Where prediction and line disagree, measured peaks outweigh simulated ones; but once a run has shown the line
-        of the curve to be wrong, the prediction has its turn.
-        """
-        line = self._line
-        if self.predicted_max is None:
-            return line
-        predicted = min(self._down(self.predicted_max), self.top)
-        if line is None:
-            return LimitEstimate(predicted, doubt=0.0) if low <= predicted <= high else None
-        if low <= predicted < high and self._curve_refuted(low, high):
-            return LimitEstimate(predicted, line.doubt)
-        agreed = abs(min(line.size, self.top) - predicted) <= line.doubt
-        return LimitEstimate(predicted, line.doubt) if agreed and low < predicted < high else line
-
-    def _curve_refuted(self, low: int, high: int) -> bool:
-        """Whether a run contradicts the line through the curve's own points."""
-        line = self._line_through(self.curve_sizes)
-        return line is not None and not low - int(line.doubt) <= line.size < high + int(line.doubt)
+    @property
+    def _clear(self) -> int:
+        """A size that almost surely fails, by all that is believed."""
+        guess, doubt = self._estimates.clear
+        return self._down(guess) + self.step - int(-doubt // self.step) * self.step
 
     def _down(self, size: int) -> int:
         return _on_grid(size, self.floor, self.step)
-
-    def _up(self, distance: float) -> int:
-        return -(-int(distance) // self.step) * self.step
 
     @cached_property
     def _spent(self) -> int:
@@ -226,46 +190,6 @@ class Search(Probed):
     def _left(self) -> int:
         """Distinct sizes that may still be run within the bound."""
         return self.trial_bound - self._spent
-
-    def _next_recommended(self, answer: int) -> int | None:
-        aim = self._next_aim(answer)
-        known = self.recommended
-        if aim is None or aim in self.tally.fits:
-            return None
-        return aim if known is None or aim - known > max(self.step, _WORTH_SHARE * answer) else None
-
-    def _next_aim(self, answer: int) -> int | None:
-        """The largest size on the grid that should leave the margin, and more than the margin after each miss."""
-        spent = self._spent_on_recommended(answer)
-        if spent >= _RECOMMENDED_TRIALS:
-            return None
-        if self.margin == 0:
-            return self._multiple_at_most(answer)
-        if self.capacity_bytes is None or not self.tally.measured:
-            return None
-        target_bytes = max(0, int((1 - self.margin * (1 + spent / 2)) * self.capacity_bytes))
-        return self._multiple_at_most(min(answer, size_at_peak(self.tally.measured, target_bytes)))
-
-    def _multiple_at_most(self, size: int) -> int | None:
-        unit = self.round_to or 1
-        size = self._down(size)
-        for candidate in range(size, max(self.floor, size - unit // gcd(unit, self.step) * self.step) - 1, -self.step):
-            if candidate % unit == 0:
-                return candidate
-        return None
-
-    def _spent_on_recommended(self, answer: int) -> int:
-        """Distinct sizes first run after both sides of ``answer`` were."""
-        seen: set[int] = set()
-        fitted, open_above = 0, answer != self.top
-        spent = 0
-        for probe in self.probes:
-            if fitted >= self.confirm and not open_above and probe.size not in seen:
-                spent += 1
-            seen.add(probe.size)
-            fitted += probe.size == answer and probe.fits
-            open_above = open_above and (probe.size != answer + self.step or probe.fits)
-        return spent
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from sweeper import cards
+from sweeper.allocator import AllocatorConf
 from sweeper.errors import UsageError, WorkerFailed
 from sweeper.journal import Journal
 from sweeper.predict import Prediction, predict, predict_host
@@ -136,11 +137,12 @@ def _predict(record: Record, device: DeviceReport, runner: Runner, folder: Path)
     traces = [Trace.from_json((folder / name).read_text()) for name in response.files]
     try:
         affine = AffineTrace.join(*traces)
-    except NotAffine:
+        conf = AllocatorConf.parse(device.allocator_conf or "")
+    except (NotAffine, UsageError):  # a step that is not affine; words for the allocator that are not simulated
         return None
     if device.device == "cpu":
         return predict_host(affine, budget_bytes=device.capacity_bytes, cap=settings.cap, floor=settings.floor)
-    return predict(affine, capacity_bytes=device.capacity_bytes, cap=settings.cap, floor=settings.floor)
+    return predict(affine, capacity_bytes=device.capacity_bytes, cap=settings.cap, floor=settings.floor, conf=conf)
 
 
 def card_like(device: DeviceReport) -> str:

@@ -149,7 +149,13 @@ def a_broken(**changes: Any) -> Broken:
 
 
 def a_trial(
-    number: int, size: int, outcome: Outcome, *, purpose: Purpose = "curve", seconds: float = 0.5
+    number: int,
+    size: int,
+    outcome: Outcome,
+    *,
+    purpose: Purpose = "curve",
+    seconds: float = 0.5,
+    withheld_bytes: int = 0,
 ) -> TrialRecord:
     return TrialRecord(
         number=number,
@@ -159,6 +165,7 @@ def a_trial(
         started="2026-01-02T03:04:05+00:00",
         seconds=seconds,
         folder=f"trials/{number:04}-b{size:04}",
+        withheld_bytes=withheld_bytes,
     )
 
 
@@ -193,6 +200,8 @@ def a_record(
 
 
 def a_finished_record(**changes: Any) -> Record:
-    """The default world, swept to its proven boundary; the recommended size is 307."""
+    """The default world, swept to its proven boundary; the recommended size is 307, which ran with the margin withheld."""
     fits = [(size, a_fit(size)) for size in (1, 2, 4, 8, 16, 32, BOUNDARY)]
-    return a_record(*fits, (BOUNDARY + 1, an_oom()), (307, a_fit(307)), **changes)
+    record = a_record(*fits, (BOUNDARY + 1, an_oom()), **changes)
+    withheld = int(record.header.settings.margin * record.capacity_bytes)
+    return record.with_trial(a_trial(len(fits) + 2, 307, a_fit(307), purpose="recommended", withheld_bytes=withheld))

@@ -157,7 +157,9 @@ def ran_out(record: Record) -> str | None:
     if record.failure is None:
         return None
     size, failure = record.failure
-    return said(record, f"batch {size}{where(failure)}, training step {failure.step + 1}: {_asked(failure)}")
+    step = "step" if record.header.spec.mode == "inference" else "training step"
+    said_more = "".join(f"; {printable(note)}" for note in failure.notes)
+    return said(record, f"batch {size}{where(failure)}, {step} {failure.step + 1}: {_asked(failure)}{said_more}")
 
 
 def shortage(record: Record) -> str | None:
@@ -248,6 +250,11 @@ def device_label(record: Record) -> str:
     """The device's own name, marked when it is simulated."""
     name = printable(record.device.label if record.device else record.header.spec.device)
     return name if "simulated" in name.lower() else said(record, name)
+
+
+def allocated_word(record: Record) -> str:
+    """What grows in a straight line with the batch; on the CPU the one peak there is."""
+    return "resident" if record.header.spec.device == "cpu" else "allocated"
 
 
 def peak_word(record: Record) -> str:

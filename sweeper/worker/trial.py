@@ -4,7 +4,10 @@ Everything a trial can raise is caught in ``_measure``, once, and read by ``fail
 the evidence (types, codes, the frames, what the device says of its memory) and decides nothing.
 """
 
+import os
+import sys
 import traceback
+from pathlib import Path
 from typing import TypeVar
 
 from sweeper import failures
@@ -106,7 +109,7 @@ def _failed(
         return Refused(message=error.message, hint=error.hint)
     kind = spec.device.partition(":")[0]
     verdict = failures.classify(failures.evidence_of(error, device=kind))
-    trace_text = "".join(traceback.format_exception(error))
+    trace_text = _traceback_text(error)
     if not failures.is_out_of_memory(verdict.failure, device=kind):
         return Broken(failure=verdict.failure, reason=verdict.reason, phase=meter.phase_now, traceback=trace_text)
     assert verdict.failure in ("oom_device", "oom_suspect", "oom_host")
@@ -135,6 +138,20 @@ def _failed(
         card_after=device.card_memory(),
         notes=meter.failure_notes(),
     )
+
+
+def _traceback_text(error: Exception) -> str:
+    """The whole traceback, in which installed packages are named from where they are imported.
+
+    ``torch/nn/modules/module.py`` is the same on every machine, and a run that is passed on names nobody's folders.
+    """
+    text = "".join(traceback.format_exception(error))
+    # The longest first: site-packages lies inside the standard library's folder.
+    roots = {entry for entry in sys.path if entry.endswith("-packages")} | {str(Path(os.__file__).parent)}
+    roots.add(str(Path(__file__).resolve().parents[2]))
+    for root in sorted(roots, key=len, reverse=True):
+        text = text.replace(f'File "{root}{os.sep}', 'File "')
+    return text
 
 
 def _first_line(error: Exception) -> str:

@@ -1,5 +1,6 @@
-"""Tests of the stand-in runtime itself."""
+"""Tests on the stand-in runtime."""
 
 from tests.rig.fixtures import rig
+from tests.rig.trials import trials
 
-__all__ = ["rig"]
+__all__ = ["rig", "trials"]

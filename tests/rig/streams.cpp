@@ -1,5 +1,6 @@
 // Streams, events and kernel launches. Every stream is empty at all times: work is done when it is asked for, or never.
 #include "calls.h"
+#include "card.h"
 
 #include <atomic>
 #include <chrono>
@@ -205,6 +206,8 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, const void *) 
   attributes->maxThreadsPerBlock = 1024;
   attributes->numRegs = 32;
   attributes->maxDynamicSharedSizeBytes = 48 * 1024;
+  // Memory-efficient attention refuses a kernel that is not of the card's architecture.
+  attributes->binaryVersion = attributes->ptxVersion = static_cast<int>(rig::number("RIG_CC", 89));
   return cudaSuccess;
 }
 

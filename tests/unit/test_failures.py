@@ -278,6 +278,27 @@ def test_the_order_of_rows_means_nothing(pair: Any, seed: int) -> None:
     assert classify(evidence(pair[1]), rows=shuffled) == classify(evidence(pair[1]))
 
 
+# One text a class that no row refines, in the order in which classes outrank each other.
+RANKED = (
+    "a tensor with more than INT_MAX elements",
+    "CUDA error: out of memory",
+    "DefaultCPUAllocator: can't allocate memory",
+    "Function 'LogBackward0' returned nan values in its 0th output.",
+    "Watchdog caught collective operation timeout",
+    "CUDA error: invalid device ordinal",
+    "CUDA error: device-side assert triggered",
+    "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR",
+)
+
+
+@pytest.mark.parametrize("high", range(len(RANKED)))
+def test_of_two_claims_in_one_text_the_graver_class_wins(high: int) -> None:
+    expected = classify(evidence(RANKED[high])).failure
+    for low in range(high, len(RANKED)):
+        for pair in ((RANKED[high], RANKED[low]), (RANKED[low], RANKED[high])):
+            assert classify(evidence("\n".join(pair))).failure == expected
+
+
 def test_every_row_decides_some_text() -> None:
     lines = ("", "batch = batch.pin_memory()")
     deciding = {
@@ -285,22 +306,22 @@ def test_every_row_decides_some_text() -> None:
         for _, text in PAIRS
         for line in lines
         for verdict in [classify(evidence(text, line=line))]
-        for row, pattern in (*TEXT_ROWS, *FALLBACK_ROWS)
-        if verdict.reason.startswith(row.reason) and pattern.search(text)
+        for row in (*TEXT_ROWS, *FALLBACK_ROWS)
+        if verdict.reason.startswith(row.reason) and row.search(text)
     }
-    idle = [row.pattern for row, _ in (*TEXT_ROWS, *FALLBACK_ROWS) if (row.failure, row.reason) not in deciding]
+    idle = [row.pattern for row in (*TEXT_ROWS, *FALLBACK_ROWS) if (row.failure, row.reason) not in deciding]
     assert idle == []
 
 
 def test_every_row_alone_gives_its_class_to_a_text_of_that_class_and_to_none_it_should_lose() -> None:
-    for row, pattern in TEXT_ROWS:
+    for row in TEXT_ROWS:
         assert row.source
         pinned = evidence("CUDA error: out of memory", line="batch = batch.pin_memory()")
         own = [evidence(text) for text in TEXTS[row.failure]] + [pinned]
-        alone = [classify(item, rows=[(row, pattern)]) for item in own]
+        alone = [classify(item, rows=[row]) for item in own]
         assert any(verdict.reason.startswith(row.reason) for verdict in alone), row.pattern
         for text in TEXTS["model_error"]:
-            assert classify(evidence(text), rows=[(row, pattern)]).failure == "model_error"
+            assert classify(evidence(text), rows=[row]).failure == "model_error"
 
 
 # -- types, codes, origins ---------------------------------------------------------------------------------------------
@@ -456,6 +477,13 @@ def test_a_workers_error_is_what_its_traceback_says_it_was(failure: FailureClass
     assert classify(evidence_of(passed_on(text, "x = torch.empty(n)", "RuntimeError"))).failure == failure
     raises = "raise RuntimeError(message)"
     assert classify(evidence_of(passed_on(text, raises, "RuntimeError"))).failure == "model_error"
+
+
+def test_the_innermost_of_nested_tracebacks_counts() -> None:
+    inner = str(passed_on(NEW, "x = torch.empty(n)", "RuntimeError"))
+    assert classify(evidence_of(passed_on(inner, "raise self.error", "RuntimeError"))).failure == "oom_device"
+    inner = str(passed_on(NEW, "raise RuntimeError(NEW)", "RuntimeError"))
+    assert classify(evidence_of(passed_on(inner, "run(step)", "RuntimeError"))).failure == "model_error"
 
 
 def test_a_type_in_a_passed_on_traceback_counts() -> None:

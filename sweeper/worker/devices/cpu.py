@@ -97,15 +97,10 @@ class CpuDevice(Device):
         return time.perf_counter()
 
     def failure_detail(self, error: BaseException) -> FailureDetail:
-        # Telling what went wrong takes memory too.
+        # Telling what went wrong takes memory too.  By now the step has given back what it held, so how much was free
+        # at the moment of failure is no longer to be seen; the peak is.
         self._lift_limit()
-        data = (status_bytes("VmData") or 0) - self._start_data
-        usage = self.usage()
-        return FailureDetail(
-            free_bytes=max(0, self.capacity_bytes - data),
-            allocated_bytes=usage.allocated_bytes,
-            reserved_bytes=usage.reserved_bytes,
-        )
+        return FailureDetail()
 
     def _lift_limit(self) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, self._limits_before)

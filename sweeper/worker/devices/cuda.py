@@ -3,6 +3,9 @@
 The allocator's own counters give the peaks; the driver (NVML) gives what they do not show: the context, other
 processes, the card's and the driver's names.  A memory limit is torch's own per-process fraction: the allocator then
 refuses by itself, with the usual error, and the context does not count.
+
+What was allocated when it ran out is read while the allocator refuses (its out-of-memory observer).  When the
+exception arrives it is too late: autograd has dropped what backward held, and the error's text is rounded.
 """
 
 import contextlib
@@ -40,9 +43,15 @@ class CudaDevice(Device):
         free, self._total = torch.cuda.mem_get_info(index)
         self.capacity_bytes = free // _GRANULE_BYTES * _GRANULE_BYTES
         if memory_limit_bytes is not None:
-            # Half a byte more, so that fraction x total, cut to an integer, is the limit and not one byte less.
-            torch.cuda.set_per_process_memory_fraction(min(1.0, (memory_limit_bytes + 0.5) / self._total), index)
+            # A quarter of a byte more: fraction x total is then the limit, whether it is cut to an integer (torch
+            # 2.6) or rounded (2.14), and whatever the division lost.
+            torch.cuda.set_per_process_memory_fraction(min(1.0, (memory_limit_bytes + 0.25) / self._total), index)
             self.capacity_bytes = min(self.capacity_bytes, memory_limit_bytes)
+        self._refusal: FailureDetail | None = None
+
+    def session(self) -> AbstractContextManager[None]:
+        torch._C._cuda_attach_out_of_memory_observer(self._refused)
+        return nullcontext()
 
     def report(self) -> DeviceReport:
         properties = torch.cuda.get_device_properties(self.torch_device)
@@ -90,6 +99,9 @@ class CudaDevice(Device):
         return int(torch.cuda.memory_stats(self.torch_device)["num_alloc_retries"])
 
     def failure_detail(self, error: BaseException) -> FailureDetail:
+        # The allocator also refuses what nobody raises: cuDNN, refused a workspace, takes a plan that needs less.
+        if isinstance(error, torch.OutOfMemoryError) and self._refusal is not None:
+            return self._refusal
         # After a fault of the device every call may raise the same error again.
         free, usage = None, None
         with contextlib.suppress(RuntimeError):
@@ -100,6 +112,16 @@ class CudaDevice(Device):
             free_bytes=free,
             allocated_bytes=usage.allocated_bytes if usage else None,
             reserved_bytes=usage.reserved_bytes if usage else None,
+        )
+
+    def _refused(self, _device: int, requested_bytes: int, _allowed_bytes: int, free_bytes: int) -> None:
+        """Called by the allocator, on the thread that asked, before it raises."""
+        usage = self.usage()
+        self._refusal = FailureDetail(
+            requested_bytes=requested_bytes,
+            free_bytes=free_bytes,
+            allocated_bytes=usage.allocated_bytes,
+            reserved_bytes=usage.reserved_bytes,
         )
 
 

@@ -12,8 +12,8 @@ Theory of operation.  These act together, each in a module of its own:
                 uses, above autograd: the place in the dispatcher where the C++ does the same, so composite C++ code
                 that calls ``log_softmax`` three levels down is treated as on a GPU.  They act only inside ``session``.
 ``kernels``     what the CUDA kernel of an operator does with memory that the meta kernel does not: workspaces, layouts,
-                scratch, the order of its results.  One small function a rule; ``convolution`` and ``attention``
-                hold theirs.
+                scratch, the order of its results.  One small function a rule; ``convolution``,
+                ``attention`` and ``pointwise`` hold theirs.
 ``modules``     which module an operator runs for; in backward, the module whose forward made the node.
 ``optimizing``  the optimizers' and the gradient scaler's CUDA paths.
 

@@ -152,6 +152,7 @@ def _register() -> None:
     through = torch.library.Library("_", "IMPL", _KEY.name)
     through.fallback(torch.library.fallthrough_kernel)
     library = torch.library.Library("aten", "IMPL", _KEY.name)
+    known = set(torch._C._dispatch_get_all_op_names())
     for names, make in (
         (LOWER_PRECISION, _lower_kernel),
         (FP32, _fp32_kernel),
@@ -160,7 +161,8 @@ def _register() -> None:
         (BANNED, _banned_kernel),
     ):
         for name in names:
-            if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCUDA"):
+            qualified = f"aten::{name}"
+            if qualified in known and torch._C._dispatch_has_kernel_for_dispatch_key(qualified, "AutocastCUDA"):
                 library.impl(name, _kernel(name, make))
     _LIBRARIES.extend((through, library))
 

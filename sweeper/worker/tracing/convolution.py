@@ -37,8 +37,7 @@ def forward(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> Any:
     source, weight = args[0], args[1]
     if not source.is_meta:
         return func(*args, **kwargs)
-    shape = _shape(source.shape, weight.shape, *args[3:9])
-    _check(func, args, kwargs, shape)
+    shape = _checked_shape(func, args, kwargs)
     layout = _layout(source, weight)
     give_back_source = copy_into(tracer, source, layout, func)
     result = torch.empty(shape, dtype=source.dtype, device="meta", memory_format=layout)
@@ -50,18 +49,20 @@ def forward(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> Any:
     return result
 
 
-def _check(func: OpOverload, args: Any, kwargs: Any, shape: list[int]) -> None:
-    """Raise what the real convolution raises: ``check_shape_forward``, ``check_input_same_type_as_parameters``."""
+def _checked_shape(func: OpOverload, args: Any, kwargs: Any) -> list[int]:
+    """The result's shape.  Raises what the real convolution does: ``check_shape_forward``, Convolution.cpp."""
     source, weight, bias = args[:3]
-    transposed, groups = args[6], args[8]
     if source.dtype != weight.dtype or (bias is not None and bias.dtype != source.dtype):
-        raise RuntimeError(
-            f"Input type ({source.dtype}) and weight type ({weight.dtype}) or bias type should be the same"
-        )
-    channels = weight.shape[0] if transposed else weight.shape[1] * groups
-    if source.dim() != weight.dim() or source.shape[1] != channels or min(shape[2:], default=1) < 1:
-        func(*args, **kwargs)  # the meta kernel has the words
-        raise RuntimeError(f"no convolution of {list(source.shape)} with a weight of {list(weight.shape)}")
+        types = f"Input type ({source.dtype}) and weight type ({weight.dtype})"
+        raise RuntimeError(f"{types} should be the same, and the bias's")
+    if source.dim() == weight.dim():
+        transposed, groups = args[6], args[8]
+        shape = _shape(source.shape, weight.shape, *args[3:9])
+        channels = weight.shape[0] if transposed else weight.shape[1] * groups
+        if source.shape[1] == channels and min(shape[2:]) > 0:
+            return shape
+    func(*args, **kwargs)  # the meta kernel has the words
+    raise RuntimeError(f"no convolution of {list(source.shape)} with a weight of {list(weight.shape)}")
 
 
 def backward(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> Any:

@@ -3,7 +3,7 @@
 A kernel here stands between the dispatcher and the meta kernel: it gets the tracer, the operator and its arguments, and
 returns the operator's results.  It may announce results in the order in which CUDA allocates them, take scratch, and
 make results itself where the meta kernel is slow or chooses another layout.
-Convolutions and attention have modules of their own.
+Convolutions, attention and pointwise operators have modules of their own.
 File names are PyTorch's, under aten/src/ATen/native unless they start with torch or aten; read in 2.14.
 
 Not known: what operators that are not named
@@ -17,7 +17,7 @@ import torch
 from torch._ops import OpOverload
 
 from sweeper.units import MIB
-from sweeper.worker.tracing import attention, convolution
+from sweeper.worker.tracing import attention, convolution, pointwise
 
 if TYPE_CHECKING:
     from sweeper.worker.tracing.tracer import Tracer
@@ -59,7 +59,9 @@ class CudaKernels:
         ``getCurrentCUDABlasHandle``, aten/src/ATen/cuda/CublasHandlePool.cpp: one a (thread, stream).  On CUDA autograd
         has a thread of its own for each card.
         """
-        result = func(*args, **kwargs)
+        result = _addmm(args) if func is aten.addmm.default else None
+        if result is None:
+            result = func(*args, **kwargs)
         thread = torch._C._current_graph_task_id() != -1
         if thread not in self._cublas_handles and result.is_meta:
             tracer.announce_result(result, func)
@@ -81,6 +83,17 @@ _MATRIX_PRODUCTS = {
     aten.vdot,
     aten._addmm_activation,
 }
+
+
+def _addmm(args: Any) -> torch.Tensor | None:
+    """The result of a plain ``addmm``, whose meta kernel is Python; None where the meta kernel has something to say."""
+    bias, left, right = args[:3]
+    if not left.is_meta or left.shape[-1] != right.shape[0] or not left.dtype == right.dtype == bias.dtype:
+        return None
+    shape = (left.shape[0], right.shape[1])
+    if bias.shape != (shape[1],) and bias.shape != shape:
+        return None
+    return torch.empty(shape, dtype=left.dtype, device="meta")
 
 
 def _foreach_in_place(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> None:
@@ -138,7 +151,7 @@ def _batch_norm(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> A
     statistics = source.shape[1] if training else 0
     wide = torch.float64 if source.dtype == torch.float64 else torch.float32
     return (
-        _like(source),
+        pointwise.like(source),
         torch.empty(statistics, dtype=wide, device="meta"),
         torch.empty(statistics, dtype=wide, device="meta"),
     )
@@ -150,43 +163,30 @@ def _batch_norm_backward(tracer: "Tracer", func: OpOverload, args: Any, kwargs: 
     if not source.is_meta:
         return func(*args, **kwargs)
     likes = (source, weight, weight)
-    return tuple(_like(like) if asked and like is not None else None for asked, like in zip(wanted, likes, strict=True))
-
-
-def _pointwise_backward(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> Any:
-    """One result in the layout of the two operands, when these agree; the meta kernel is Python and slow."""
-    gradient, saved = args[0], args[1]
-    alike = (
-        gradient.is_meta
-        and saved.is_meta
-        and gradient.shape == saved.shape
-        and gradient.dtype == saved.dtype
-        and gradient.stride() == saved.stride()
+    return tuple(
+        pointwise.like(like) if asked and like is not None else None for asked, like in zip(wanted, likes, strict=True)
     )
-    return _like(gradient) if alike else func(*args, **kwargs)
-
-
-def _like(tensor: torch.Tensor) -> torch.Tensor:
-    """``torch.empty_like``, whose meta kernel is Python, for the usual case of a dense tensor."""
-    if tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)):
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-    return torch.empty_like(tensor)
-
-
-def _native_dropout(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> Any:
-    """The mask first: ``dropout_cuda``, cuda/Dropout.cu."""
-    result, mask = func(*args, **kwargs)
-    tracer.announce_result(mask, func)
-    return result, mask
 
 
 def _native_layer_norm(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> Any:
-    """An input in another layout is copied first: ``layer_norm_cuda``, cuda/layer_norm_kernel.cu."""
-    give_back = convolution.copy_into(tracer, args[0], torch.contiguous_format, func)
-    result = func(*args, **kwargs)
-    tracer.announce_result(result, func)
+    """An input in another layout is copied first; mean and inverse deviation are fp32 for 16-bit types.
+
+    ``layer_norm_cuda``, cuda/layer_norm_kernel.cu.
+    """
+    source, normalized = args[0], args[1]
+    if not source.is_meta:
+        return func(*args, **kwargs)
+    give_back = convolution.copy_into(tracer, source, torch.contiguous_format, func)
+    rows = [*source.shape[: source.dim() - len(normalized)], *[1] * len(normalized)]
+    wide = torch.float64 if source.dtype == torch.float64 else torch.float32
+    results = (
+        torch.empty(source.shape, dtype=source.dtype, device="meta"),
+        torch.empty(rows, dtype=wide, device="meta"),
+        torch.empty(rows, dtype=wide, device="meta"),
+    )
+    tracer.announce_result(results, func)
     give_back()
-    return result
+    return results
 
 
 def _native_layer_norm_backward(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> Any:
@@ -194,25 +194,42 @@ def _native_layer_norm_backward(tracer: "Tracer", func: OpOverload, args: Any, k
 
     Above 65,536 rows there are partial sums of a few MiB too, left out here.
     """
-    give_back = convolution.copy_into(tracer, args[1], torch.contiguous_format, func)
-    results = func(*args, **kwargs)
+    gradient, source, weight, bias, wanted = args[0], args[1], args[5], args[6], args[7]
+    if not source.is_meta:
+        return func(*args, **kwargs)
+    give_back = convolution.copy_into(tracer, source, torch.contiguous_format, func)
+    results = tuple(
+        torch.empty(like.shape, dtype=like.dtype, device="meta") if asked and like is not None else None
+        for asked, like in zip(wanted, (source, weight, bias), strict=True)
+    )
     tracer.announce_result(results, func)
-    convolution.copy_into(tracer, args[0], torch.contiguous_format, func)()
+    convolution.copy_into(tracer, gradient, torch.contiguous_format, func)()
     give_back()
     return results
 
 
 _KERNELS: dict[OpOverload, Kernel] = {
-    aten.threshold_backward.default: _pointwise_backward,
-    aten.hardtanh_backward.default: _pointwise_backward,
-    aten.hardswish_backward.default: _pointwise_backward,
-    aten.silu_backward.default: _pointwise_backward,
-    aten.gelu_backward.default: _pointwise_backward,
+    aten.threshold_backward.default: pointwise.backward,
+    aten.hardtanh_backward.default: pointwise.backward,
+    aten.hardswish_backward.default: pointwise.backward,
+    aten.silu_backward.default: pointwise.backward,
+    aten.gelu_backward.default: pointwise.backward,
+    aten.sigmoid_backward.default: pointwise.backward,
+    aten.tanh_backward.default: pointwise.backward,
+    aten.silu_.default: pointwise.in_place,
+    aten.hardswish_.default: pointwise.in_place,
+    aten.hardtanh_.default: pointwise.in_place,
+    aten.roll.default: pointwise.roll,
+    aten.gelu.default: pointwise.unary,
+    aten.silu.default: pointwise.unary,
+    aten.hardswish.default: pointwise.unary,
+    aten.hardtanh.default: pointwise.unary,
     aten.add.Tensor: _sum_of_gradients,
     aten.detach.default: _detach,
     aten.convolution.default: convolution.forward,
     aten.convolution_backward.default: convolution.backward,
-    aten.native_dropout.default: _native_dropout,
+    aten.native_dropout.default: pointwise.dropout,
+    aten.native_dropout_backward.default: pointwise.dropout_backward,
     aten.native_layer_norm.default: _native_layer_norm,
     aten.native_layer_norm_backward.default: _native_layer_norm_backward,
     aten._scaled_dot_product_efficient_attention.default: attention.efficient,
