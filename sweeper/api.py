@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sweeper import cards, model_names
-from sweeper.errors import FolderUnusable, UnknownName, UsageError
+from sweeper.errors import FolderUnusable, UnknownName, UsageError, WorkerFailed
 from sweeper.host_memory import total_bytes
 from sweeper.journal import Journal, read_record
 from sweeper.record import CurvePoint, Header, Record, Settings
@@ -167,7 +167,12 @@ def sweep(
         header = _header(spec, settings, command)
         path = Path(folder) if folder is not None else _new_folder(header)
         with Journal.create(path, header) as journal:
-            return _finish(journal, runner, observer)
+            try:
+                return _finish(journal, runner, observer)
+            except (UsageError, WorkerFailed):
+                if not journal.record.trials:
+                    journal.discard()
+                raise
 
 
 def resume(folder: str | Path, *, observer: Observer | None = None) -> Run:

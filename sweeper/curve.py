@@ -1,4 +1,4 @@
-"""What measured peaks say: the memory law, the batch it would reach, the peak between two points, and the knee.
+"""What measured peaks say: the memory law, the batch it would reach, the batch at a given peak, and the knee.
 
 The peak of a training step is very nearly ``fixed + per_sample * size``: weights, gradients and optimizer state do not
 grow with the batch, and every activation is affine in it.  Two things bend the line.
@@ -7,20 +7,20 @@ grow with the batch, and every activation is affine in it.  Two things bend the 
 does not depend on the batch at all.  While the activations are small that moment is the peak, so the smallest sizes
 can lie on a level: ``peak = max(floor, line)``.  ``fit_law`` looks for the level and fits the line above it.
 
-*The allocator.*  Reserved bytes come in segments of 2 MiB and more, and depend on which cached segment happened to fit.
-That is noise of a percent or so around the line, and it has a direction under a cap: before it fails, the allocator
-gives its cache back, so a batch can run although the line through the uncapped peaks says that it cannot.
+*The allocator.*  Allocated bytes are exact but for the rounding of each block.  Reserved bytes come in segments of
+2 MiB and more and depend on which cached segment happened to fit; near the capacity they say nothing, because the
+allocator gives its cache back before it fails.  So the line is drawn through allocated bytes (on the cpu, resident
+ones), and fragments make memory run out somewhat before that line reaches the capacity.
 
-What is not known here: whether a size that was not measured fits.  ``search`` uses these numbers to choose what to run,
-never to answer.
+What is not known here: how much before, and so whether a size that was not measured fits.  ``search`` uses these
+numbers to choose what to run, never to answer.
 """
 
 import statistics
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-__all__ = ["LimitEstimate", "MemoryLaw", "estimate_limit", "fit_law", "interpolate_peak", "knee", "size_at_peak"]
+__all__ = ["LimitEstimate", "MemoryLaw", "estimate_limit", "fit_law", "knee", "size_at_peak"]
 
 # A level of small sizes is believed only if it leaves less than this share of the squared error of the plain line...
 _LEVEL_ERROR_SHARE = 0.25
@@ -150,18 +150,6 @@ def estimate_limit(points: Mapping[int, int], capacity_bytes: int) -> LimitEstim
     size = min(far + (capacity_bytes - points[far]) * run // rise, _FARTHEST * far)
     missed = max(abs((points[far] - points[s]) * run - (far - s) * rise) for s in sizes if s >= _CHECK_RATIO * far)
     return LimitEstimate(size=size, doubt=missed / rise * (1 + max(0, size - far) / run))
-
-
-def interpolate_peak(points: Mapping[int, int], size: int) -> int | None:
-    """The peak at ``size`` in bytes on the straight line between its measured neighbours; None outside of them."""
-    sizes = sorted(points)
-    at = bisect_left(sizes, size)
-    if at == len(sizes) or size < sizes[0]:
-        return None
-    if sizes[at] == size:
-        return points[size]
-    low, high = sizes[at - 1], sizes[at]
-    return points[low] + (points[high] - points[low]) * (size - low) // (high - low)
 
 
 def size_at_peak(points: Mapping[int, int], target_bytes: int) -> int:

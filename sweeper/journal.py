@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,6 +82,12 @@ class Journal:
     def add(self, trial: TrialRecord) -> None:
         self._append({"entry": "trial", **to_jsonable(trial)})
         self.record = self.record.with_trial(trial)
+
+    def discard(self) -> None:
+        """Take back a run that came to nothing: what was asked could not be, and no trial was run."""
+        with contextlib.suppress(OSError):
+            (self.folder / FILE).unlink()
+            shutil.rmtree(self.folder / "trials", ignore_errors=True)
 
     def _append(self, entry: dict[str, Any]) -> None:
         path = self.folder / FILE
@@ -198,6 +205,10 @@ def _held(folder: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):
             owner.unlink()
         lock.release()
+        if not (folder / FILE).exists():  # discarded, or never begun
+            with contextlib.suppress(OSError):
+                (folder / ".lock").unlink()
+                folder.rmdir()
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from typing import Literal
 
 from sweeper.curve import MemoryLaw, fit_law
 from sweeper.failures import confirm_suspect
-from sweeper.predict import Prediction
+from sweeper.predict import PredictedPoint, Prediction
 from sweeper.recommend import Recommendation
 from sweeper.search import Listed, Search
 from sweeper.trial import Breakdown, Broken, DeviceReport, Fit, Outcome, OutOfMemory, TrialSpec
@@ -178,7 +178,7 @@ class Record:
     @cached_property
     def search(self) -> Search | Listed:
         """The search after every trial so far."""
-        settings = self.header.settings
+        settings, predicted = self.header.settings, self._predicted
         search: Search | Listed
         if settings.sizes:
             search = Listed(sizes=settings.sizes)
@@ -189,7 +189,8 @@ class Record:
                 confirm=settings.confirm,
                 points=settings.points,
                 capacity_bytes=self.capacity_bytes,
-                predicted_max=self.prediction.max_batch if self.prediction else None,
+                predicted_max=predicted.size if predicted else None,
+                predicted_peak_bytes=predicted.peak_allocated_bytes if predicted else None,
             )
         for trial, outcome in self.verdicts:
             if trial.withheld_bytes:
@@ -204,6 +205,12 @@ class Record:
                 case Broken():
                     pass
         return search
+
+    @property
+    def _predicted(self) -> PredictedPoint | None:
+        """The point of the predicted boundary; None where nothing is predicted, or that nothing fits."""
+        points = self.prediction.points if self.prediction else ()
+        return next((p for p in points if self.prediction and p.size == self.prediction.max_batch), None)
 
     # -- the answer ---------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from sweeper.errors import FolderUnusable, WorkerFailed
 from sweeper.failures import Death, classify_death
@@ -37,6 +37,8 @@ _POLL_S = 0.05
 _LOG_TAIL_BYTES = 4000
 # A trial may not take the machine's last memory: below this share of the total it is ended (at least 256 MiB).
 _HOST_RESERVE = 1 / 32
+
+R = TypeVar("R", bound="_FolderRunner")
 
 
 class Runner(Protocol):
@@ -124,7 +126,7 @@ class _FolderRunner:
     def close(self) -> None:
         """End what runs."""
 
-    def __enter__(self) -> "_FolderRunner":
+    def __enter__(self: R) -> R:
         return self
 
     def __exit__(

@@ -46,6 +46,7 @@ from functools import cached_property, lru_cache
 from typing import Literal
 
 from sweeper.belief import Belief, Estimates
+from sweeper.curve import estimate_limit
 from sweeper.probes import Probe, Probed
 
 __all__ = ["Listed", "Probe", "Purpose", "Search"]
@@ -54,6 +55,8 @@ Purpose = Literal["curve", "boundary", "confirm", "listed"]
 
 _CURVE_SHARE = 0.9  # of the prediction: a curve point must fit although the prediction may be some percent too high
 _CURVE_TRUSTED_POINTS = 3  # measured before the line may end the curve
+_CORRECTING_POINTS = 4  # measured before the line may correct the prediction
+_SAME_SHARE = 0.005  # of the prediction: a correction that is smaller is the line's own error
 
 _OPEN_SHARE = 0.6  # while nothing has failed a failure is worth more than a fit: it closes the interval
 
@@ -62,8 +65,9 @@ _OPEN_SHARE = 0.6  # while nothing has failed a failure is worth more than a fit
 class Search(Probed):
     """The search for the largest size from ``floor`` to ``cap`` that fits, on the grid ``floor + k * step``.
 
-    ``predicted_max`` is the largest size expected to fit, ``capacity_bytes`` what the device can give a trial: both
-    only choose what is run.  Raises ``ValueError`` for values out of range.
+    ``predicted_max`` is the largest size expected to fit, ``predicted_peak_bytes`` its expected peak, and
+    ``capacity_bytes`` what the device can give a trial: they only choose what is run.  Raises ``ValueError`` for
+    values out of range.
     """
 
     cap: int
@@ -71,6 +75,7 @@ class Search(Probed):
     step: int = 1
     points: int = 6
     predicted_max: int | None = None
+    predicted_peak_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.floor < 1 or self.step < 1 or self.points < 1:
@@ -148,7 +153,7 @@ class Search(Probed):
         """A size strictly between ``low`` and ``high``, each a run or one step outside the bounds."""
         most = self.step << max(0, self._left - 1)  # of an interval that can still be bisected after one more trial
         least, greatest = max(low + self.step, high - most), min(high - self.step, low + most)
-        if self._left < 1 or least > greatest:
+        if least > greatest:
             return low + (high - low) // self.step // 2 * self.step
         return min(max(self._wished(low, high), least), greatest)
 
@@ -165,8 +170,23 @@ class Search(Probed):
 
     @cached_property
     def _estimates(self) -> Estimates:
-        predicted = None if self.predicted_max is None else self._down(self.predicted_max)
+        predicted = None if self._predicted is None else self._down(self._predicted)
         return Estimates.of(self.tally.measured, self.capacity_bytes, predicted)
+
+    @property
+    def _predicted(self) -> int | None:
+        """The prediction, corrected by what was measured.
+
+        A prediction that is some percent off in bytes still knows how full the device is when memory runs out: its
+        own peak at its own boundary.  The line through the measured peaks says which size comes to that.
+        """
+        measured = self.tally.measured
+        if self.predicted_max is None or self.predicted_peak_bytes is None or len(measured) < _CORRECTING_POINTS:
+            return self.predicted_max
+        line = estimate_limit(measured, self.predicted_peak_bytes)
+        if line is None or abs(line.size - self.predicted_max) <= max(self.step, _SAME_SHARE * self.predicted_max):
+            return self.predicted_max
+        return max(self.floor, line.size)
 
     @cached_property
     def _belief(self) -> Belief | None:

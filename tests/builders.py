@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from sweeper.predict import PredictedPoint, Prediction
-
 from sweeper.record import Header, Purpose, Record, Settings, TrialRecord
 from sweeper.trial import (
     Breakdown,
@@ -200,7 +199,7 @@ def a_record(
 
 
 def a_finished_record(**changes: Any) -> Record:
-    """The default world, swept to its proven boundary; the recommended size is 307, which ran with the margin withheld."""
+    """The default world, swept to its proven boundary; 307 ran with the margin withheld."""
     fits = [(size, a_fit(size)) for size in (1, 2, 4, 8, 16, 32, BOUNDARY)]
     record = a_record(*fits, (BOUNDARY + 1, an_oom()), **changes)
     withheld = int(record.header.settings.margin * record.capacity_bytes)

@@ -54,7 +54,8 @@ def trial_line(record: Record, trial: TrialRecord) -> str:
             detail = f"{words.where(failure).strip()}{asked}"
         case Broken() as broken:
             verdict, detail = "broke", f"{broken.failure.replace('_', ' ')}: {words.printable(broken.reason)}"
-    line = f"{trial.number:>4}  batch {trial.size:<6} {verdict:<14} {detail}  [{trial.purpose}, {trial.seconds:.1f} s]"
+    why = f"{trial.purpose}, {format_bytes(trial.withheld_bytes)} withheld" if trial.withheld_bytes else trial.purpose
+    line = f"{trial.number:>4}  batch {trial.size:<6} {verdict:<14} {detail}  [{why}, {trial.seconds:.1f} s]"
     return words.said(record, line)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from sweeper.trial import KINDS, PHASES, Breakdown, CardMemory, Phase, PhasePeak, StepRecord, TrialSpec
+from sweeper.trial import KINDS, PHASES, Breakdown, CardMemory, Kind, Phase, PhasePeak, StepRecord, TrialSpec
 from sweeper.worker.devices import Device, map_tensors
 from sweeper.worker.workload import Batch, Workload
 
@@ -163,8 +163,10 @@ class _KindSizes:
         self._model, self._optimizer = model, optimizer
         self._weights, self._buffers = _bytes(model.parameters()), _bytes(model.buffers())
         self._gradients = self._optimizer_bytes = self._inputs = self._activations = 0
-        self.most = dict[str, int].fromkeys(KINDS, 0) | {"weights": self._weights, "buffers": self._buffers}
+        self.most: dict[Kind, int] = dict.fromkeys(KINDS, 0)
+        self.most["weights"], self.most["buffers"] = self._weights, self._buffers
         self.last_gradient: str | None = None
+        self._input_places: set[int] = set()
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._count(name))
@@ -179,7 +181,11 @@ class _KindSizes:
     def saw_inputs(self, batch: Any) -> None:
         tensors: list[torch.Tensor] = []
         map_tensors(batch, tensors.append)
-        self._inputs = self.most["inputs"] = _bytes(tensors)
+        # Where the batch is copied to the device, the one of the step before is still there when the next arrives.
+        places = {tensor.data_ptr() for tensor in tensors}
+        before = self._inputs if places != self._input_places else 0
+        self._inputs, self._input_places = _bytes(tensors), places
+        self.most["inputs"] = max(self.most["inputs"], before + self._inputs)
 
     def saw(self, phase: Phase, allocated_bytes: int) -> None:
         if phase == "step" and self._optimizer is not None:
@@ -189,12 +195,12 @@ class _KindSizes:
             self._activations = max(0, allocated_bytes - known)
         elif phase == "zero_grad":
             self._gradients = 0
-        for kind, size in (
-            ("gradients", self._gradients),
-            ("optimizer", self._optimizer_bytes),
-            ("activations", self._activations),
-        ):
-            self.most[kind] = max(self.most[kind], size)
+        now: dict[Kind, int] = {
+            "gradients": self._gradients,
+            "optimizer": self._optimizer_bytes,
+            "activations": self._activations,
+        }
+        self.most.update({kind: max(self.most[kind], size) for kind, size in now.items()})
 
     def breakdown(self, phase: Phase, peak_bytes: int) -> Breakdown:
         """``peak_bytes`` of ``phase`` by kind; never more in sum, whatever the counters say."""
@@ -215,7 +221,8 @@ class _KindSizes:
         return Breakdown(**sizes, workspace=left)
 
     def holdings(self, workspace_bytes: int) -> Breakdown:
-        return Breakdown(**{**self.most, "workspace": workspace_bytes})
+        most: dict[str, int] = {kind: size for kind, size in self.most.items() if kind != "workspace"}
+        return Breakdown(**most, workspace=workspace_bytes)
 
 
 def train(spec: TrialSpec, workload: Workload, device: Device, meter: Meter) -> None:

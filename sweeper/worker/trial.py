@@ -116,7 +116,7 @@ def _failed(
     said = verdict.sizes or failures.ParsedSizes()
     kinds = device.breakdowns() or meter.breakdowns()
     return OutOfMemory(
-        failure=verdict.failure,  # type: ignore[arg-type]
+        failure=verdict.failure,
         phase=meter.phase_now,
         step=meter.step_now,
         message=_first_line(error),

@@ -5,7 +5,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,19 @@ from typing import Any
 import pytest
 
 from sweeper.runner import ForkRunner
-from sweeper.trial import KINDS, PHASES, Describe, DeviceReport, Fit, Outcome, OutOfMemory, Response, TrialSpec
+from sweeper.trial import (
+    KINDS,
+    PHASES,
+    Describe,
+    DeviceReport,
+    Fit,
+    Outcome,
+    OutOfMemory,
+    PhasePeak,
+    Response,
+    StepRecord,
+    TrialSpec,
+)
 from sweeper.units import GIB, MIB
 from tests.rig.build import Rig
 from tests.rig.fixtures import rig
@@ -37,7 +49,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, M
 
         @cache
         def host(name: str) -> tuple[ForkRunner, dict[str, Response]]:
-            return stack.enter_context(ForkRunner(timeout_s=120, log=folder / f"{name}.log")), {}
+            return stack.enter_context(closing(ForkRunner(timeout_s=120, log=folder / f"{name}.log"))), {}
 
         def ask_on(name: str, environment: Mapping[str, str]) -> Ask:
             runner, answers = host(name)
@@ -130,7 +142,8 @@ class TestEveryDevice:
     def test_peaks_are_in_order(self, bench: Bench, changes: dict[str, Any]) -> None:
         fit = bench.fit(**changes)
         assert 0 < fit.peak_allocated_bytes <= fit.peak_reserved_bytes <= fit.capacity_bytes
-        for part in (*fit.phases, *fit.steps):
+        parts: tuple[PhasePeak | StepRecord, ...] = (*fit.phases, *fit.steps)
+        for part in parts:
             assert 0 <= part.peak_allocated_bytes <= part.peak_reserved_bytes
             assert part.peak_allocated_bytes <= fit.peak_allocated_bytes
             assert part.peak_reserved_bytes <= fit.peak_reserved_bytes
@@ -172,12 +185,15 @@ class TestEveryDevice:
 
     @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
     def test_weights_gradients_and_state_are_exact(self, bench: Bench, optimizer: str) -> None:
-        held = bench.fit(optimizer=optimizer).holdings
-        assert held is not None
-        assert held.weights == WEIGHTS
-        assert held.gradients == WEIGHTS
-        assert held.optimizer == (0 if optimizer == "sgd" else 2 * WEIGHTS)
-        assert held.buffers == 0
+        # A simulated step counts Adam's scratch as the optimizer's.  With many samples the peak is in the backward,
+        # where there is none; on a real device it is never counted.
+        fit = bench.fit(optimizer=optimizer, batch_size=8192 if bench.report().simulated else 64)
+        assert fit.breakdown is not None
+        assert fit.holdings is not None
+        assert fit.holdings.weights == fit.breakdown.weights == WEIGHTS
+        assert fit.holdings.gradients == WEIGHTS
+        assert fit.holdings.buffers == 0
+        assert fit.breakdown.optimizer == (0 if optimizer == "sgd" else 2 * WEIGHTS)
 
     def test_inputs_at_the_peak_are_one_batch(self, bench: Bench) -> None:
         at_peak = bench.fit().breakdown

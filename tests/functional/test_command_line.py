@@ -139,6 +139,13 @@ def test_a_folder_that_cannot_be_written_is_one_line(sweep: Sweep, tmp_path: Pat
     assert (tmp_path / "file").read_text() == "kept"
 
 
+def test_what_cannot_be_run_leaves_no_folder(sweep: Sweep, tmp_path: Path) -> None:
+    code, _, err = sweep("--model", "mlp", "--model-arg", "colour=red", "--device", "sim:t4")
+    assert code == 2
+    assert "colour" in err
+    assert not list((tmp_path / "results").iterdir())
+
+
 def test_what_would_change_the_question_is_refused_on_resume(sweep: Sweep) -> None:
     code, _, err = sweep("--resume", "run", "--max-batch", "64", "--json")
     assert code == 2

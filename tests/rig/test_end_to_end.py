@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import sweeper
+from sweeper.errors import UsageError
 from sweeper.host_memory import children_of
 from sweeper.journal import Journal
 from sweeper.record import NextTrial, Record, Settings
@@ -101,18 +102,16 @@ def commands(rig: Rig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Com
             name: pool.submit(shell, environment, folder / name, *options)
             for name, environment, options in (
                 ("fault", faulty, (*one, *once)),
-                ("limit too large", card, (*one, "--memory-limit", "9GiB")),
                 ("no gpu", no_gpu, one),
-                ("auto", card, ("--device", "auto", *once)),
                 ("auto, hidden", {**card, **no_gpu}, ("--device", "auto", *once)),
             )
         }
 
         def limited() -> Said:
             sizes = both_sides(proven[GIB].result()[0])
-            return shell(card, folder / "limited", *one, "--memory-limit", "1GiB", *sizes)
+            return shell(card, folder / "auto", "--device", "auto", "--memory-limit", "1GiB", *sizes)
 
-        yield Commands(proven=proven, said={**said, "limited": pool.submit(limited)})
+        yield Commands(proven=proven, said={**said, "auto, limited": pool.submit(limited)})
 
 
 def in_process(
@@ -209,8 +208,7 @@ def test_a_suspect_with_little_memory_free_is_repeated_and_moves_the_boundary(
     rig: Rig, trials: Trials, tmp_path: Path
 ) -> None:
     def sweep(name: str, *failures: Failure) -> Record:
-        card = rig.environment(256 * MIB, failures=failures)
-        return in_process(trials.on(card), tmp_path / name, network="linears", cap=1 << 15, points=2)
+        return in_process(trials.on(rig.environment(128 * MIB, failures=failures)), tmp_path / name, cap=512)
 
     sound = sweep("sound")
     faulty = sweep("faulty", Failure(function="cublasCreate_v2", code=1, free_below_bytes=60 * MIB))
@@ -251,6 +249,13 @@ def test_a_fault_with_much_memory_free_stops_the_sweep_and_moves_no_boundary(
     assert record.max_batch == record.trials[-3].size
 
 
+def test_a_limit_above_the_card_is_wrong_usage_and_nothing_runs(rig: Rig, trials: Trials, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"2\.00 GiB is more than Rig card has \(1\.00 GiB\)") as refused:
+        in_process(trials.on(rig.environment(GIB)), tmp_path / "run", memory_limit_bytes=2 * GIB)
+    assert refused.value.exit_code == 2
+    assert sweeper.load(tmp_path / "run").record.trials == ()
+
+
 # -- processes -------------------------------------------------------------------------------------------------------
 
 
@@ -260,7 +265,7 @@ def forking(rig: Rig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fork
     with pytest.MonkeyPatch.context() as patch:
         for name, value in rig.environment(GIB, context_bytes=0, card_file=new_card()).items():
             patch.setenv(name, value)
-        with ForkRunner(timeout_s=120, log=tmp_path_factory.mktemp("host") / "log") as runner:
+        with closing(ForkRunner(timeout_s=120, log=tmp_path_factory.mktemp("host") / "log")) as runner:
             yield runner
 
 
@@ -367,32 +372,24 @@ def test_the_prediction_is_close_on_a_card_that_it_was_not_made_for(commands: Co
 
 
 def test_a_limit_is_a_smaller_card(commands: Commands) -> None:
-    small, limited = commands.proven[GIB].result()[0].answer, commands.said["limited"].result().answer
+    small, limited = commands.proven[GIB].result()[0].answer, commands.said["auto, limited"].result().answer
     for key in ("max_batch", "first_failure", "proven", "capacity_bytes"):
         assert limited[key] == small[key]
     assert all(point["peak_reserved_bytes"] <= GIB for point in limited["curve"])
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("no gpu", "cuda: no usable GPU: "),
-        ("limit too large", "the limit of 9.00 GiB is more than NVIDIA Test 9000 has (8.00 GiB)"),
-    ],
-)
-def test_what_cannot_be_done_here_is_one_line_and_what_to_do(commands: Commands, name: str, message: str) -> None:
-    said = commands.said[name].result()
+def test_no_gpu_is_one_line_and_what_to_do(commands: Commands) -> None:
+    said = commands.said["no gpu"].result()
     assert said.exit_code == 2
     assert said.out == ""
-    first, hint = said.errors.splitlines()
-    assert first.startswith(f"sweep: {message}")
+    message, hint = said.errors.splitlines()
+    assert message.startswith("sweep: cuda: no usable GPU: ")
     assert hint.startswith("  ")
 
 
 def test_auto_takes_the_gpu_that_is_there(commands: Commands) -> None:
-    answer = commands.said["auto"].result().answer
+    answer = commands.said["auto, limited"].result().answer
     assert (answer["device"], answer["simulated"], answer["device_label"]) == ("cuda", False, "NVIDIA Test 9000")
-    assert [point["outcome"] for point in answer["curve"]] == ["fit"]
 
 
 def test_auto_simulates_when_the_gpu_is_hidden(commands: Commands) -> None:

@@ -238,3 +238,9 @@ def test_the_only_multiple_is_found_or_nothing_is_asked() -> None:
 def test_without_the_answers_peak_the_answer_is_tried_first() -> None:
     known = recommendation(100, peak=lambda size: 20 * size, capacity_bytes=2_001)
     assert replace(known, allocated={50: 1000}).next_size() == 100
+
+
+def test_a_margin_that_leaves_next_to_nothing_ends_when_there_is_no_lower_to_go() -> None:
+    known = recommendation(1000, peak=lambda size: 20 * size, capacity_bytes=20_001, margin=0.95)
+    known = run(known, fits=lambda size: False)
+    assert (sorted(known.tried), known.size) == ([30, 50], None)

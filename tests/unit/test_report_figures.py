@@ -119,7 +119,7 @@ def test_the_title_says_the_answer_and_the_boundary_is_named(record: Record) -> 
 
 
 def test_the_law_is_the_caption() -> None:
-    assert any("512.00 MiB + 22.00 MiB per image" in text for text in _texts(figures.memory(a_finished_record())))
+    assert any("464.00 MiB + 22.00 MiB per image" in text for text in _texts(figures.memory(a_finished_record())))
 
 
 def test_the_prediction_is_dashed_and_only_there_when_one_was_made() -> None:

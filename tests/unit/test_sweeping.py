@@ -50,7 +50,7 @@ def test_the_threshold_is_found_proven_and_written_down(tmp_path: Path, threshol
     assert read_record(tmp_path / "run") == record
     assert [trial.size for trial in record.trials] == runner.sizes
     assert [trial.number for trial in record.trials] == list(range(1, len(runner.sizes) + 1))
-    if threshold:
+    if record.max_batch is not None:
         assert runner.sizes.count(record.max_batch) >= 2
 
 

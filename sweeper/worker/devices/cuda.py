@@ -50,7 +50,7 @@ class CudaDevice(Device):
         self._refusal: FailureDetail | None = None
 
     def session(self) -> AbstractContextManager[None]:
-        torch._C._cuda_attach_out_of_memory_observer(self._refused)
+        torch._C._cuda_attach_out_of_memory_observer(self._refused)  # type: ignore[attr-defined]
         return nullcontext()
 
     def report(self) -> DeviceReport:

@@ -58,6 +58,9 @@ class Ledger:
         return number
 
     def free(self, number: int) -> None:
+        if self._marks and self._marks[-1].phase == "step" == self._keys[self._labels_of[number]][2]:
+            # Made and gone within one optimizer step: scratch of its arithmetic, not state.
+            self.relabel(number, "workspace")
         self._events.append(~number)
         self.allocator.free(self._addresses[number])
 
