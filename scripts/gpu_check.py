@@ -9,6 +9,7 @@ measured on the same card.  It ends within 6 minutes: what there was no time for
 """
 
 import argparse
+import dataclasses
 import inspect
 import json
 import re
@@ -25,7 +26,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import sweeper  # noqa: E402 - the tree may not be installed
+from sweeper.record import Record  # noqa: E402
+from sweeper.runner import open_runner  # noqa: E402
 from sweeper.sweeping import card_like  # noqa: E402
+from sweeper.trial import Fit, OutOfMemory  # noqa: E402
 from sweeper.wire import to_jsonable  # noqa: E402
 
 LIMIT = "8GiB"
@@ -61,12 +65,8 @@ def run_tests() -> dict[str, str]:
 def check(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """One real sweep, and the same batches simulated."""
     real = sweeper.sweep(**job, device="cuda", memory_limit=LIMIT, max_batch=512, folder=folder / "real", timeout_s=90)
-    assert real.record.device is not None
-    sizes = [point.size for point in real.curve]
-    simulated = sweeper.sweep(
-        **job, device=f"sim:{card_like(real.record.device)}", memory_limit=LIMIT, max_batch=512, folder=folder / "sim"
-    )
-    beside = {size: _simulated_at(job, size, real, folder) for size in sizes}
+    record = real.record
+    beside = simulated(record, folder)
     rows = [
         {
             "batch": point.size,
@@ -79,41 +79,39 @@ def check(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         }
         for point in real.curve
     ]
-    broken = real.record.broken
-    print(f"{job}: measured {real.max_batch}, simulated {simulated.max_batch}", flush=True)
+    contexts = [trial.outcome.context_bytes for trial in record.trials if isinstance(trial.outcome, Fit | OutOfMemory)]
+    predicted = record.prediction.max_batch if record.prediction else None
+    print(f"{job}: measured {real.max_batch}, simulated {predicted}", flush=True)
     return {
         "job": dict(job),
         "memory_limit": LIMIT,
         "measured_max_batch": real.max_batch,
         "measured_proven": real.proven,
-        "simulated_max_batch": simulated.max_batch,
-        "predicted_max_batch": real.record.prediction.max_batch if real.record.prediction else None,
-        "context_bytes": next(
-            (c for t in real.record.trials if (c := getattr(t.outcome, "context_bytes", None))), None
-        ),
-        "broken": to_jsonable(broken) if broken else None,
-        "warnings": list(real.record.warnings),
+        "recommended_batch": real.recommended_batch,
+        "simulated_max_batch": predicted,
+        "context_bytes": next((size for size in contexts if size is not None), None),
+        "broken": to_jsonable(record.broken),
+        "warnings": list(record.warnings),
         "rows": rows,
-        "seconds": real.record.seconds,
+        "seconds": record.seconds,
     }
 
 
-def _simulated_at(job: Mapping[str, Any], size: int, real: sweeper.Run, folder: Path) -> dict[str, Any]:
-    assert real.record.device is not None
-    run = sweeper.sweep(
-        **job,
-        device=f"sim:{card_like(real.record.device)}",
-        memory_limit=LIMIT,
-        batches=[size],
-        predict=False,
-        folder=folder / f"sim-{size}",
-    )
-    point = run.curve[0]
-    return {
-        "simulated_outcome": point.outcome,
-        "simulated_allocated_bytes": point.peak_allocated_bytes,
-        "simulated_reserved_bytes": point.peak_reserved_bytes,
-    }
+def simulated(record: Record, folder: Path) -> dict[int, dict[str, Any]]:
+    """What a simulated trial says of each batch that was measured; one host for all."""
+    assert record.device is not None
+    card = f"sim:{card_like(record.device)}"
+    found = {}
+    with open_runner("fork", timeout_s=60) as runner:
+        for point in record.curve:
+            spec = dataclasses.replace(record.header.spec, device=card, batch_size=point.size)
+            outcome = runner.run(spec, folder / f"sim-{point.size}")
+            found[point.size] = {
+                "simulated_outcome": type(outcome).__name__,
+                "simulated_allocated_bytes": getattr(outcome, "peak_allocated_bytes", None),
+                "simulated_reserved_bytes": getattr(outcome, "peak_reserved_bytes", None),
+            }
+    return found
 
 
 def main() -> int:
