@@ -148,7 +148,9 @@ def sweep(
     host_limit = _bytes_of(host_memory_limit)
     with contextlib.ExitStack() as stack:
         runner = stack.enter_context(open_runner(isolation, timeout_s=timeout_s, host_memory_limit_bytes=host_limit))
-        spec = _resolve_auto(spec, runner)
+        if spec.device == "auto":
+            spec = dataclasses.replace(spec, device=_choose_device(runner))
+            (observer or Silent()).chose(spec.device)
         if confirm is None:
             confirm = _CONFIRM_SIMULATED if spec.device.startswith("sim:") else _CONFIRM_REAL
         settings = Settings(
@@ -214,16 +216,14 @@ def load(folder: str | Path) -> Run:
     return Run(read_record(Path(folder)), Path(folder))
 
 
-def _resolve_auto(spec: TrialSpec, runner: Runner) -> TrialSpec:
-    if spec.device != "auto":
-        return spec
-    device = f"sim:{AUTO_CARD}"
+def _choose_device(runner: Runner) -> str:
+    """What ``auto`` is here: the GPU if torch can use one, else a simulated card."""
     if _driver_sees_gpu():
         # The driver alone cannot tell whether this torch can use it.
         with tempfile.TemporaryDirectory() as scratch:
             if isinstance(runner.run(Describe(device="cuda"), Path(scratch) / "auto"), DeviceReport):
-                device = "cuda"
-    return dataclasses.replace(spec, device=device)
+                return "cuda"
+    return f"sim:{AUTO_CARD}"
 
 
 def _driver_sees_gpu() -> bool:

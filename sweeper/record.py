@@ -140,7 +140,12 @@ class Record:
 
     @cached_property
     def verdicts(self) -> tuple[tuple[TrialRecord, Outcome], ...]:
-        """Each trial that settled something, with the outcome that counts: suspects and broken trials resolved."""
+        """Each trial that settled something with the whole capacity given to it, and the outcome that counts."""
+        return tuple((trial, outcome) for trial, outcome in self._resolved if not trial.withheld_bytes)
+
+    @cached_property
+    def _resolved(self) -> tuple[tuple[TrialRecord, Outcome], ...]:
+        """The same for every trial: suspects and their repeats are one outcome."""
         return tuple(self._resolve())
 
     def _resolve(self) -> Iterator[tuple[TrialRecord, Outcome]]:
@@ -166,7 +171,7 @@ class Record:
     def broken(self) -> Broken | None:
         """Why the sweep ended before its answer: a trial that broke twice, or a suspect that was not memory."""
         previous_broke_at: int | None = None
-        for trial, outcome in self.verdicts:
+        for trial, outcome in self._resolved:
             if not isinstance(outcome, Broken) or trial.size < self.floor:
                 previous_broke_at = None
             elif not isinstance(trial.outcome, Broken) or previous_broke_at == trial.size:
@@ -193,8 +198,6 @@ class Record:
                 predicted_peak_bytes=predicted.peak_allocated_bytes if predicted else None,
             )
         for trial, outcome in self.verdicts:
-            if trial.withheld_bytes:
-                continue
             match outcome:
                 case Fit():
                     # Allocated and not reserved: near the capacity the allocator reserves all there is, and the line
@@ -251,7 +254,7 @@ class Record:
             reserved={point.size: point.peak_reserved_bytes for point in fits},
             tried={
                 trial.size: isinstance(outcome, Fit)
-                for trial, outcome in self.verdicts
+                for trial, outcome in self._resolved
                 if trial.withheld_bytes and not isinstance(outcome, Broken)
             },
         )
@@ -282,8 +285,7 @@ class Record:
         """One point a size, ascending; of the trials that were given the whole capacity."""
         by_size: dict[int, list[Outcome]] = {}
         for trial, outcome in self.verdicts:
-            if not trial.withheld_bytes:
-                by_size.setdefault(trial.size, []).append(outcome)
+            by_size.setdefault(trial.size, []).append(outcome)
         return tuple(_point(size, by_size[size]) for size in sorted(by_size))
 
     @cached_property
@@ -294,11 +296,7 @@ class Record:
     @cached_property
     def failure(self) -> tuple[int, OutOfMemory] | None:
         """The out of memory just above the answer, and its size."""
-        found = [
-            (trial.size, out)
-            for trial, out in self.verdicts
-            if isinstance(out, OutOfMemory) and not trial.withheld_bytes
-        ]
+        found = [(trial.size, out) for trial, out in self.verdicts if isinstance(out, OutOfMemory)]
         return min(found, key=lambda pair: pair[0]) if found else None
 
     @cached_property

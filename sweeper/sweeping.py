@@ -46,6 +46,8 @@ _TRACED_SIZES = (4, 8)
 class Observer(Protocol):
     """Told what happens, as it happens; the command line draws a progress bar with it."""
 
+    def chose(self, device: str) -> None: ...
+
     def opened(self, folder: Path) -> None: ...
 
     def described(self, device: DeviceReport, prediction: Prediction | None) -> None: ...
@@ -57,6 +59,8 @@ class Observer(Protocol):
 
 class Silent:
     """The observer that does nothing."""
+
+    def chose(self, device: str) -> None: ...
 
     def opened(self, folder: Path) -> None: ...
 

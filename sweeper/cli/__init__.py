@@ -32,6 +32,8 @@ def cli() -> None:
     sweep --model resnet18 --max-batch 512          on the GPU, or a simulated card without one
     sweep --model resnet18 --device sim:a100-40gb   on a card that is not here
     sweep --model small-cnn --device cpu            on the CPU
+
+    All options of a sweep: sweep run --help
     """
 
 
@@ -44,7 +46,7 @@ def main() -> None:
     # A terminal that closes or a scheduler that ends the job: leave as for Ctrl-C, so that trials are ended.
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        code = cli.main(standalone_mode=False)
+        code = cli.main(prog_name="sweep", standalone_mode=False)
     except SweepError as error:
         _say(error.message, error.hint)
         code = error.exit_code

@@ -11,7 +11,7 @@ from sweeper.wire import to_jsonable
 __all__ = ["cards"]
 
 
-@click.command()
+@click.command(short_help="List the cards that can be simulated.")
 @click.argument("pattern", default="")
 @click.option("--json", "as_json", is_flag=True, help="Print every field of every card.")
 def cards(pattern: str, as_json: bool) -> None:

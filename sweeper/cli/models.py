@@ -7,7 +7,7 @@ from sweeper.model_names import known_models
 __all__ = ["models"]
 
 
-@click.command()
+@click.command(short_help="List the models that have a name.")
 @click.argument("pattern", default="")
 def models(pattern: str) -> None:
     """List the models that --model knows by name; PATTERN picks by part of the name."""

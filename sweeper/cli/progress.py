@@ -24,6 +24,8 @@ class Quiet:
 
     folder: Path | None = None
 
+    def chose(self, device: str) -> None: ...
+
     def opened(self, folder: Path) -> None:
         self.folder = folder
 
@@ -44,6 +46,10 @@ class Quiet:
 
 class Lines(Quiet):
     """One line a finished trial: for logs."""
+
+    def chose(self, device: str) -> None:
+        if device.startswith("sim:"):
+            self._write(f"no GPU here that torch can use, so {device} is simulated; --device names another")
 
     def described(self, device: DeviceReport, prediction: Prediction | None) -> None:
         self._write(text.device_line(device, prediction))

@@ -12,7 +12,7 @@ from sweeper.report import text
 __all__ = ["report"]
 
 
-@click.command()
+@click.command(short_help="Show a run again, and write its plots again.")
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
 @click.option("--color/--no-color", default=None, help="Colours; by default where the output is a terminal.")

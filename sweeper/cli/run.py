@@ -47,7 +47,7 @@ def _value(text: str) -> int | float | bool | str:
     return value if isinstance(value, int | float | bool | str) else text
 
 
-@click.command()
+@click.command(short_help="Find and prove the largest batch that fits (the default).")
 @click.option("-m", "--model", help="A torchvision name, one of ours, or file.py:factory. `sweep models` lists them.")
 @click.option(
     "--model-arg",

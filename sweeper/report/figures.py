@@ -235,7 +235,7 @@ def _predicted(axes: "Axes", record: Record) -> None:
         linestyle="--",
         linewidth=1.2,
         zorder=4,
-        label="predicted",
+        label="predicted, uncapped",
     )
 
 

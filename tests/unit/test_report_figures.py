@@ -20,6 +20,7 @@ from tests.builders import (
     a_prediction,
     a_record,
     a_spec,
+    a_trial,
     an_oom,
 )
 from tests.report_cases import CASES
@@ -123,11 +124,11 @@ def test_the_law_is_the_caption() -> None:
 
 
 def test_the_prediction_is_dashed_and_only_there_when_one_was_made() -> None:
-    line = _line(_axes(figures.memory(a_finished_record(prediction=a_prediction()))), "predicted")
+    line = _line(_axes(figures.memory(a_finished_record(prediction=a_prediction()))), "predicted, uncapped")
     assert line.get_linestyle() == "--"
     assert list(line.get_xdata()) == [1, 100, 200, 300, BOUNDARY]
     labels = [line.get_label() for line in _axes(figures.memory(a_finished_record())).lines]
-    assert "predicted" not in labels
+    assert not any("predicted" in label for label in labels)
 
 
 def test_the_process_line_is_drawn_where_the_driver_told() -> None:
@@ -257,3 +258,15 @@ def test_the_svg_is_the_same_each_time_and_its_text_can_be_searched() -> None:
     assert once == again
     assert b"simulated" in once
     assert f"{BOUNDARY} fits".encode() in once
+
+
+def test_what_ran_out_with_a_margin_withheld_is_not_on_the_curve() -> None:
+    record = a_finished_record()
+    missed = record.with_trial(
+        a_trial(len(record.trials) + 1, 310, an_oom(), purpose="recommended", withheld_bytes=400 * MIB)
+    )
+    (before,), (after,) = (
+        [line for line in _axes(figures.memory(r)).get_lines() if line.get_label() == "out of memory"]
+        for r in (record, missed)
+    )
+    assert list(before.get_xdata()) == list(after.get_xdata()) == [BOUNDARY + 1]
