@@ -6,12 +6,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from sweeper.cli import main
+from sweeper.host_memory import children_of
 from sweeper.journal import Journal, read_record
 from tests.builders import a_finished_record, a_header
 
@@ -153,45 +155,41 @@ def test_what_would_change_the_question_is_refused_on_resume(sweep: Sweep) -> No
     assert "--json" not in err
 
 
-def _start(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "sweeper", "--folder", str(folder), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+@contextmanager
+def _started(folder: Path, *arguments: str) -> "Iterator[subprocess.Popen[str]]":
+    """The command in a process of its own, which ends with the test."""
+    command = [sys.executable, "-m", "sweeper", "--folder", str(folder), *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as driver:
+        try:
+            yield driver
+        finally:
+            driver.kill()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_sweep_ends_its_trials_and_says_how_to_go_on(tmp_path: Path, number: signal.Signals) -> None:
     model = Path(__file__).parents[1] / "workers" / "misbehaving.py"
-    driver = _start(tmp_path / "run", "--model", f"{model}:hang", "--device", "cpu", "--no-predict")
-    # The trial has begun when its child has opened its own stderr.
-    deadline = time.monotonic() + 60
-    while not list((tmp_path / "run").glob("trials/0001-*/stderr")):
-        assert driver.poll() is None, driver.communicate()
-        assert time.monotonic() < deadline
-    children = [int(pid) for pid in _descendants(driver.pid)]
-    assert len(children) >= 2
-    driver.send_signal(number)
-    _, err = driver.communicate(timeout=30)
+    with _started(tmp_path / "run", "--model", f"{model}:hang", "--device", "cpu", "--no-predict") as driver:
+        # The trial has begun when its child has opened its own stderr.
+        deadline = time.monotonic() + 60
+        while not list((tmp_path / "run").glob("trials/0001-*/stderr")):
+            assert driver.poll() is None, driver.communicate()
+            assert time.monotonic() < deadline
+        children = children_of(driver.pid)
+        assert len(children) >= 2
+        driver.send_signal(number)
+        _, err = driver.communicate(timeout=30)
     assert driver.returncode == 130
     assert err.splitlines()[-1] == f"interrupted; go on with: sweep --resume {tmp_path / 'run'}"
     assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
     assert read_record(tmp_path / "run").trials == ()
 
 
-def _descendants(pid: int) -> list[int]:
-    from sweeper.host_memory import children_of
-
-    return children_of(pid)
-
-
 def test_a_users_error_is_shown_and_leaves_with_3(tmp_path: Path) -> None:
     model = Path(__file__).parents[1] / "workers" / "misbehaving.py"
-    driver = _start(tmp_path / "run", "--model", f"{model}:user_error", "--device", "sim:t4", "--max-batch", "8")
-    out, err = driver.communicate(timeout=60)
+    question = ["--model", f"{model}:user_error", "--device", "sim:t4", "--max-batch", "8"]
+    with _started(tmp_path / "run", *question) as driver:
+        out, err = driver.communicate(timeout=60)
     assert driver.returncode == 3, err
     assert "loss became NaN after host ran out of memory budget config" in out
     assert "in misbehave" in out

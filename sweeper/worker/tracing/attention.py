@@ -9,87 +9,85 @@ sm86, sm89); the tiles of ``_tile`` are those of sm80.  Flash attention's split 
 too small to fill the card, is left out: its accumulators are not what a largest batch runs out of.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
+from sweeper.worker.tracing.card import Card
 from sweeper.worker.tracing.convolution import copy_into
-
-if TYPE_CHECKING:
-    from sweeper.worker.tracing.tracer import Tracer
 
 __all__ = ["efficient", "efficient_backward", "flash", "flash_backward"]
 
 _FP32_BYTES = 4
 
 
-def efficient(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> Any:
+def efficient(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
     """Seed and offset come first, on the CPU when there is dropout; 16-bit heads above 128 accumulate in fp32."""
     result, logsumexp, seed, offset = func(*args, **kwargs)
     dropout = _argument(func, args, kwargs, "dropout_p") > 0
     if dropout:
         seed, offset = (torch.empty((), dtype=torch.int64, device="cpu") for _ in range(2))
     for tensor in (seed, offset, result, logsumexp):
-        tracer.announce_result(tensor, func)
+        card.announce_result(tensor, func)
     if result.dtype != torch.float32 and result.shape[-1] > 128:
-        tracer.scratch(result.numel() * _FP32_BYTES, "efficient_attention_accumulator")()
+        card.scratch(result.numel() * _FP32_BYTES, "efficient_attention_accumulator")()
     return result, logsumexp, seed, offset
 
 
-def efficient_backward(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> Any:
+def efficient_backward(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
     """A copy of the incoming gradient if it is in another layout, gradients, ``delta``, workspace.
 
     ``delta`` is the rowsum of dO * O; in fp32 the product is a tensor of its own.
     """
     gradient, query, key = args[0], args[1], args[2]
-    give_back = copy_into(tracer, gradient.transpose(1, 2), torch.contiguous_format, func)
+    give_back = copy_into(card, gradient.transpose(1, 2), torch.contiguous_format, func)
     results = func(*args, **kwargs)
-    tracer.announce_result(results, func)
+    card.announce_result(results, func)
     batch, heads, queries, _ = query.shape
     rows_bytes = batch * heads * queries * _FP32_BYTES
     if query.dtype == torch.float32:
-        product = tracer.scratch(gradient.numel() * _FP32_BYTES, "efficient_attention_delta")
-        delta = tracer.scratch(rows_bytes, "efficient_attention_delta")
+        product = card.scratch(gradient.numel() * _FP32_BYTES, "efficient_attention_delta")
+        delta = card.scratch(rows_bytes, "efficient_attention_delta")
         if heads > 1 and queries > 1:
-            rowsum, delta = delta, tracer.scratch(rows_bytes, "efficient_attention_delta")
+            rowsum, delta = delta, card.scratch(rows_bytes, "efficient_attention_delta")
             rowsum()
         product()
     else:
-        delta = tracer.scratch(rows_bytes, "efficient_attention_delta")
+        delta = card.scratch(rows_bytes, "efficient_attention_delta")
     size = batch * heads * _workspace_bytes(queries, key.shape[2], query.shape[3], query.dtype)
-    workspace = tracer.scratch(size, "efficient_attention_workspace")
+    workspace = card.scratch(size, "efficient_attention_workspace")
     workspace()
     delta()
     give_back()
     return results
 
 
-def flash(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> Any:
+def flash(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
     """With dropout the state of the random numbers is made twice: ``mha_fwd``, flash_attn/flash_api.cpp."""
     results = func(*args, **kwargs)
     for tensor in results[:2]:
-        tracer.announce_result(tensor, func)
+        card.announce_result(tensor, func)
     if _argument(func, args, kwargs, "dropout_p") > 0:
         seed = results[6]
-        first = tracer.scratch(seed.numel() * seed.element_size(), "flash_attention_seed")
-        tracer.announce_result(results[7], func)
-        tracer.announce_result(seed, func)
+        first = card.scratch(seed.numel() * seed.element_size(), "flash_attention_seed")
+        card.announce_result(results[7], func)
+        card.announce_result(seed, func)
         first()
     return results
 
 
-def flash_backward(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> Any:
+def flash_backward(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
     """Copies, gradients, the rows' sums and dQ's accumulator in fp32, padded: ``mha_bwd``, flash_attn/flash_api.cpp."""
     gradient, query, result = args[0], args[1], args[4]
-    copies = [copy_into(tracer, tensor.transpose(1, 2), torch.contiguous_format, func) for tensor in (gradient, result)]
+    copies = [copy_into(card, tensor.transpose(1, 2), torch.contiguous_format, func) for tensor in (gradient, result)]
     results = func(*args, **kwargs)
-    tracer.announce_result(results, func)
+    card.announce_result(results, func)
     batch, heads, queries, width = query.shape
     rows = batch * heads * _align(queries, 128)
-    sums = tracer.scratch(rows * _FP32_BYTES, "flash_attention_softmax_d")
+    sums = card.scratch(rows * _FP32_BYTES, "flash_attention_softmax_d")
     padded = _align(width, 32 if width <= 128 else 64)
-    tracer.scratch(rows * padded * _FP32_BYTES, "flash_attention_dq_accumulator")()
+    card.scratch(rows * padded * _FP32_BYTES, "flash_attention_dq_accumulator")()
     sums()
     for give_back in reversed(copies):
         give_back()

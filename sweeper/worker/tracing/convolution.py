@@ -9,13 +9,12 @@ Not known: workspaces of cuDNN's plans, see ``workspace_bytes``.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
-if TYPE_CHECKING:
-    from sweeper.worker.tracing.tracer import Tracer
+from sweeper.worker.tracing.card import Card
 
 __all__ = ["backward", "copy_into", "forward", "workspace_bytes"]
 
@@ -32,18 +31,18 @@ def workspace_bytes(func: OpOverload, source: torch.Tensor, weight: torch.Tensor
     return 0
 
 
-def forward(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> Any:
+def forward(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
     """The input is copied into cuDNN's layout before the result is made, the weight after."""
     source, weight = args[0], args[1]
     if not source.is_meta:
         return func(*args, **kwargs)
     shape = _checked_shape(func, args, kwargs)
     layout = _layout(source, weight)
-    give_back_source = copy_into(tracer, source, layout, func)
+    give_back_source = copy_into(card, source, layout, func)
     result = torch.empty(shape, dtype=source.dtype, device="meta", memory_format=layout)
-    tracer.announce_result(result, func)
-    give_back_weight = copy_into(tracer, weight, layout, func)
-    tracer.scratch(workspace_bytes(func, source, weight), "cudnn_convolution")()
+    card.announce_result(result, func)
+    give_back_weight = copy_into(card, weight, layout, func)
+    card.scratch(workspace_bytes(func, source, weight), "cudnn_convolution")()
     give_back_weight()
     give_back_source()
     return result
@@ -65,7 +64,7 @@ def _checked_shape(func: OpOverload, args: Any, kwargs: Any) -> list[int]:
     raise RuntimeError(f"no convolution of {list(source.shape)} with a weight of {list(weight.shape)}")
 
 
-def backward(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> Any:
+def backward(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
     """Gradients of input, weight and bias, in this order, each only if asked for.
 
     ``convolution_backward`` and ``cudnn_convolution_backward``.  A gradient in another layout is copied once and for
@@ -76,10 +75,10 @@ def backward(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> Any:
     if not source.is_meta:
         return func(*args, **kwargs)
     layout = _layout(source, weight)
-    give_back_source = copy_into(tracer, source, layout, func) if wanted[1] else _nothing
+    give_back_source = copy_into(card, source, layout, func) if wanted[1] else _nothing
     give_back_gradient = _nothing
     if _suggested(gradient) != layout:
-        give_back_gradient = tracer.scratch(gradient.numel() * gradient.element_size(), _name(func))
+        give_back_gradient = card.scratch(gradient.numel() * gradient.element_size(), _name(func))
         gradient = torch.empty(gradient.shape, dtype=gradient.dtype, device="meta", memory_format=layout)
     results: list[torch.Tensor | None] = [None, None, None]
     parts = (_input_gradient, _weight_gradient)
@@ -87,17 +86,17 @@ def backward(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> Any:
     order = (1, 0) if _is_depthwise(source, weight, layout, args) else (0, 1)
     for place in order:
         if wanted[place]:
-            results[place] = parts[place](tracer, func, gradient, source, weight, layout)
+            results[place] = parts[place](card, func, gradient, source, weight, layout)
     give_back_gradient()
     give_back_source()
     if wanted[2]:
         results[2] = torch.empty(gradient.shape[1], dtype=gradient.dtype, device="meta")
-        tracer.announce_result(results[2], func)
+        card.announce_result(results[2], func)
     return tuple(results)
 
 
 def _input_gradient(
-    tracer: "Tracer",
+    card: Card,
     func: OpOverload,
     gradient: torch.Tensor,
     source: torch.Tensor,
@@ -106,16 +105,16 @@ def _input_gradient(
 ) -> torch.Tensor:
     """``cudnn_convolution_backward_input``: the result, then copies of what is not in the layout."""
     result = torch.empty(source.shape, dtype=source.dtype, device="meta", memory_format=layout)
-    tracer.announce_result(result, func)
-    copies = [copy_into(tracer, tensor, layout, func) for tensor in (gradient, weight)]
-    tracer.scratch(workspace_bytes(func, source, weight), "cudnn_convolution_backward")()
+    card.announce_result(result, func)
+    copies = [copy_into(card, tensor, layout, func) for tensor in (gradient, weight)]
+    card.scratch(workspace_bytes(func, source, weight), "cudnn_convolution_backward")()
     for give_back in reversed(copies):
         give_back()
     return result
 
 
 def _weight_gradient(
-    tracer: "Tracer",
+    card: Card,
     func: OpOverload,
     gradient: torch.Tensor,
     source: torch.Tensor,
@@ -123,21 +122,19 @@ def _weight_gradient(
     layout: torch.memory_format,
 ) -> torch.Tensor:
     """``cudnn_convolution_backward_weight``: the copy first, then the result."""
-    give_back = copy_into(tracer, gradient, layout, func)
+    give_back = copy_into(card, gradient, layout, func)
     result = torch.empty(weight.shape, dtype=weight.dtype, device="meta", memory_format=layout)
-    tracer.announce_result(result, func)
-    tracer.scratch(workspace_bytes(func, source, weight), "cudnn_convolution_backward")()
+    card.announce_result(result, func)
+    card.scratch(workspace_bytes(func, source, weight), "cudnn_convolution_backward")()
     give_back()
     return result
 
 
-def copy_into(
-    tracer: "Tracer", tensor: torch.Tensor, layout: torch.memory_format, func: OpOverload
-) -> Callable[[], None]:
+def copy_into(card: Card, tensor: torch.Tensor, layout: torch.memory_format, func: OpOverload) -> Callable[[], None]:
     """``tensor.contiguous(layout)`` for the length of an operator: call what is returned to give the copy back."""
     if not tensor.is_meta or tensor.is_contiguous(memory_format=layout):
         return _nothing
-    return tracer.scratch(tensor.numel() * tensor.element_size(), _name(func))
+    return card.scratch(tensor.numel() * tensor.element_size(), _name(func))
 
 
 def _layout(source: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:

@@ -1,6 +1,6 @@
 """What CUDA's kernels do with memory that meta kernels do not: one small function a rule, each with its source.
 
-A kernel here stands between the dispatcher and the meta kernel: it gets the tracer, the operator and its arguments, and
+A kernel here stands between the dispatcher and the meta kernel: it gets the card, the operator and its arguments, and
 returns the operator's results.  It may announce results in the order in which CUDA allocates them, take scratch, and
 make results itself where the meta kernel is slow or chooses another layout.
 Convolutions, attention and pointwise operators have modules of their own.
@@ -10,21 +10,16 @@ Not known: what operators that are not named
 here take as scratch.  An operator without a rule is taken to allocate its results in their order and nothing else.
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
 from sweeper.units import MIB
 from sweeper.worker.tracing import attention, convolution, pointwise
+from sweeper.worker.tracing.card import Card, Kernel
 
-if TYPE_CHECKING:
-    from sweeper.worker.tracing.tracer import Tracer
-
-__all__ = ["CudaKernels", "Kernel", "cublas_workspace_bytes"]
-
-Kernel = Callable[["Tracer", OpOverload, tuple[Any, ...], dict[str, Any]], Any]
+__all__ = ["CudaKernels", "cublas_workspace_bytes"]
 
 aten = torch.ops.aten
 
@@ -53,7 +48,7 @@ class CudaKernels:
             return _foreach_in_place
         return _KERNELS.get(func)
 
-    def _matrix_product(self, tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> Any:
+    def _matrix_product(self, card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
         """The first product in a thread makes a cuBLAS handle, whose workspace is taken after the result and kept.
 
         ``getCurrentCUDABlasHandle``, aten/src/ATen/cuda/CublasHandlePool.cpp: one a (thread, stream).  On CUDA autograd
@@ -64,9 +59,9 @@ class CudaKernels:
             result = func(*args, **kwargs)
         thread = torch._C._current_graph_task_id() != -1
         if thread not in self._cublas_handles and result.is_meta:
-            tracer.announce_result(result, func)
+            card.announce_result(result, func)
             self._cublas_handles.add(thread)
-            tracer.keep(self._cublas_bytes, "cublas_workspace")
+            card.keep(self._cublas_bytes, "cublas_workspace")
         return result
 
 
@@ -96,13 +91,13 @@ def _addmm(args: Any) -> torch.Tensor | None:
     return torch.empty(shape, dtype=left.dtype, device="meta")
 
 
-def _foreach_in_place(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> None:
+def _foreach_in_place(card: Card, func: OpOverload, args: Any, kwargs: Any) -> None:
     """Changes values and nothing else, on every device; without values there is nothing to do."""
     if not args[0] or not args[0][0].is_meta:
         func(*args, **kwargs)
 
 
-def _sum_of_gradients(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> Any:
+def _sum_of_gradients(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
     """Where gradients meet the engine adds in place, if it holds the last reference to the first one.
 
     ``accumulate`` and ``can_accumulate_inplace``, torch/csrc/autograd/input_buffer.cpp.  A dispatch mode makes every
@@ -129,17 +124,17 @@ def _sum_of_gradients(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any
 _LAST_REFERENCE = 2
 
 
-def _detach(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> Any:
+def _detach(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
     """In an AccumulateGrad node ``detach`` is how autograd keeps a gradient without a copy.
 
     ``accumulateGrad``, torch/csrc/autograd/functions/accumulate_grad.h.
     """
-    if torch._C._current_graph_task_id() != -1 and tracer.stores_gradient():
-        tracer.mark_gradient(args[0])
+    if torch._C._current_graph_task_id() != -1 and card.stores_gradient():
+        card.mark_gradient(args[0])
     return func(*args, **kwargs)
 
 
-def _batch_norm(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> Any:
+def _batch_norm(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
     """Result, mean and inverse deviation, the latter two in fp32 and empty in evaluation.
 
     ``cudnn_batch_norm``, cudnn/BatchNorm.cpp, and ``batch_norm_cuda``, cuda/Normalization.cu, allocate the same, but
@@ -157,7 +152,7 @@ def _batch_norm(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> A
     )
 
 
-def _batch_norm_backward(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> Any:
+def _batch_norm_backward(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
     """Gradients of input, weight and bias.  Sources as for the forward."""
     source, weight, wanted = args[1], args[2], args[9]
     if not source.is_meta:
@@ -168,7 +163,7 @@ def _batch_norm_backward(tracer: "Tracer", func: OpOverload, args: Any, kwargs: 
     )
 
 
-def _native_layer_norm(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> Any:
+def _native_layer_norm(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
     """An input in another layout is copied first; mean and inverse deviation are fp32 for 16-bit types.
 
     ``layer_norm_cuda``, cuda/layer_norm_kernel.cu.
@@ -176,7 +171,7 @@ def _native_layer_norm(tracer: "Tracer", func: OpOverload, args: Any, kwargs: An
     source, normalized = args[0], args[1]
     if not source.is_meta:
         return func(*args, **kwargs)
-    give_back = convolution.copy_into(tracer, source, torch.contiguous_format, func)
+    give_back = convolution.copy_into(card, source, torch.contiguous_format, func)
     rows = [*source.shape[: source.dim() - len(normalized)], *[1] * len(normalized)]
     wide = torch.float64 if source.dtype == torch.float64 else torch.float32
     results = (
@@ -184,12 +179,12 @@ def _native_layer_norm(tracer: "Tracer", func: OpOverload, args: Any, kwargs: An
         torch.empty(rows, dtype=wide, device="meta"),
         torch.empty(rows, dtype=wide, device="meta"),
     )
-    tracer.announce_result(results, func)
+    card.announce_result(results, func)
     give_back()
     return results
 
 
-def _native_layer_norm_backward(tracer: "Tracer", func: OpOverload, args: Any, kwargs: Any) -> Any:
+def _native_layer_norm_backward(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
     """The input's copy before the results, the gradient's after: ``layer_norm_backward_cuda``, the same file.
 
     Above 65,536 rows there are partial sums of a few MiB too, left out here.
@@ -197,13 +192,13 @@ def _native_layer_norm_backward(tracer: "Tracer", func: OpOverload, args: Any, k
     gradient, source, weight, bias, wanted = args[0], args[1], args[5], args[6], args[7]
     if not source.is_meta:
         return func(*args, **kwargs)
-    give_back = convolution.copy_into(tracer, source, torch.contiguous_format, func)
+    give_back = convolution.copy_into(card, source, torch.contiguous_format, func)
     results = tuple(
         torch.empty(like.shape, dtype=like.dtype, device="meta") if asked and like is not None else None
         for asked, like in zip(wanted, (source, weight, bias), strict=True)
     )
-    tracer.announce_result(results, func)
-    convolution.copy_into(tracer, gradient, torch.contiguous_format, func)()
+    card.announce_result(results, func)
+    convolution.copy_into(card, gradient, torch.contiguous_format, func)()
     give_back()
     return results
 

@@ -11,7 +11,8 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sweeper.trial import Kind, Phase
-from sweeper.worker.tracing.kernels import CudaKernels, Kernel
+from sweeper.worker.tracing.card import Kernel
+from sweeper.worker.tracing.kernels import CudaKernels
 from sweeper.worker.tracing.ledger import Ledger
 from sweeper.worker.tracing.modules import ACCUMULATE_GRAD, ModulePaths
 
