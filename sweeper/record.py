@@ -193,7 +193,7 @@ class Record:
                 cap=settings.cap,
                 confirm=settings.confirm,
                 points=settings.points,
-                capacity_bytes=self.capacity_bytes,
+                capacity_bytes=self.capacity_bytes or None,
                 predicted_max=predicted.size if predicted else None,
                 predicted_peak_bytes=predicted.peak_allocated_bytes if predicted else None,
             )

@@ -34,6 +34,7 @@ __all__ = ["Exit", "ForkRunner", "Runner", "SpawnRunner", "open_runner", "python
 
 _HOST_START_S = 120.0  # importing torch from a cold disk
 _POLL_S = 0.05
+_KILL_GRACE_S = 30.0
 _LOG_TAIL_BYTES = 4000
 # A trial may not take the machine's last memory: below this share of the total it is ended (at least 256 MiB).
 _HOST_RESERVE = 1 / 32
@@ -154,8 +155,11 @@ class SpawnRunner(_FolderRunner):
         # Before it is reaped, so that the group's number is still its own; and also after a clean exit: a data
         # loader left behind keeps its CUDA context, and the next trial would start short.
         _kill_group(process.pid)
-        code = process.wait()
         self._process = None
+        try:
+            code = process.wait(_KILL_GRACE_S)
+        except subprocess.TimeoutExpired:  # stuck in a driver: not even SIGKILL ends it
+            return verdict or Exit(code=None)
         return verdict or watch.ended(code)
 
     def close(self) -> None:
@@ -231,6 +235,7 @@ class ForkRunner(_FolderRunner):
 
     def _await_end(self, watch: _Watch) -> Exit:
         verdict: Exit | None = None
+        killed_at = 0.0
         while True:
             message = self._receive(_POLL_S)
             if message and "started" in message:
@@ -242,6 +247,11 @@ class ForkRunner(_FolderRunner):
                 verdict = watch.verdict(self._child)
                 if verdict is not None:
                     _kill_group(self._child)
+                    killed_at = time.monotonic()
+            elif verdict is not None and time.monotonic() - killed_at > _KILL_GRACE_S:
+                # Not even SIGKILL ends a process that is stuck in a driver; it, and its host, are left behind.
+                self._abandon_host()
+                return verdict
 
     def _receive(self, wait_s: float) -> dict[str, Any] | None:
         """One message, or None after ``wait_s``.  Raises EOFError when the host is gone."""
@@ -257,6 +267,11 @@ class ForkRunner(_FolderRunner):
         message = json.loads(line)
         assert isinstance(message, dict)
         return message
+
+    def _abandon_host(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+        self._host = self._channel = self._child = None
 
     def _bury_host(self) -> None:
         """Make sure that the host and what it ran are gone, and forget them."""

@@ -81,7 +81,7 @@ def run_sweep(journal: Journal, runner: Runner, observer: Observer) -> Record:
     observer.opened(journal.folder)
     if journal.record.device is None:
         _begin(journal, runner, trials)
-    else:
+    elif journal.record.next_trial() is not None:
         _check_same_device(journal.record.device, describe(runner, journal.record.header.spec, trials / "0000-device"))
     assert journal.record.device is not None
     observer.described(journal.record.device, journal.record.prediction)

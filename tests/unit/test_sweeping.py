@@ -226,8 +226,20 @@ def test_a_driver_that_dies_at_any_trial_loses_none_and_runs_none_twice(
     assert ran == (calm_runner.sizes if result_is_there else dying.sizes + calm_runner.sizes[at - 1 :])
 
 
+def test_a_finished_run_is_resumed_without_a_worker(tmp_path: Path) -> None:
+    record, _ = swept(tmp_path / "run", threshold_at(30))
+
+    class NoWorker(ScriptedRunner):
+        def run(self, request: Request, folder: Path, *, timeout_s: float | None = None) -> Response:
+            raise AssertionError("nothing is left to run")
+
+    with Journal.reopen(tmp_path / "run") as journal:
+        assert run_sweep(journal, NoWorker(threshold_at(30)), Silent()) == record
+
+
 def test_resuming_on_another_machine_is_refused(tmp_path: Path) -> None:
-    swept(tmp_path / "run", threshold_at(30))
+    with Journal.create(tmp_path / "run", header()) as journal:
+        journal.set_device(a_device(device="cuda", label="One card"), None)
     other = ScriptedRunner(threshold_at(30), device=a_device(device="cuda", label="Another card"))
     with Journal.reopen(tmp_path / "run") as journal, pytest.raises(UsageError, match="Another card"):
         run_sweep(journal, other, Silent())
