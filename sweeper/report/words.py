@@ -272,10 +272,18 @@ def _is_open(record: Record) -> bool:
     return not record.proven and record.next_trial() is not None
 
 
+def _free_bytes(failure: OutOfMemory) -> int | None:
+    """What could still be taken: under a limit that is less than what the card has left."""
+    left = None
+    if failure.capacity_bytes is not None and failure.reserved_bytes is not None:
+        left = max(0, failure.capacity_bytes - failure.reserved_bytes)
+    return min((size for size in (failure.free_bytes, left) if size is not None), default=None)
+
+
 def _asked(failure: OutOfMemory) -> str:
     sizes = (
         ("asked for", failure.requested_bytes),
-        ("free", failure.free_bytes),
+        ("free", _free_bytes(failure)),
         ("allocated", failure.allocated_bytes),
         ("reserved", failure.reserved_bytes),
     )

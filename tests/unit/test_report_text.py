@@ -327,3 +327,9 @@ def test_columns_give_way_by_importance_and_only_as_far_as_needed(
     if dropped:  # with the last one that was dropped it would have been too wide
         last = next(column for column in dropped if column.heading == layout.dropped[-1])
         assert sum(2 + column.width for column in (*kept, last)) > width
+
+
+def test_under_a_limit_what_is_free_is_what_the_limit_leaves() -> None:
+    failed = an_oom(capacity_bytes=GIB, reserved_bytes=GIB - 12 * MIB, free_bytes=6 * GIB)
+    record = a_record((1, failed), spec=a_spec(memory_limit_bytes=GIB), device=a_device(capacity_bytes=GIB))
+    assert "free 12.00 MiB" in summary(record, folder=RUN, color=False)
