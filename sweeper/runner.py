@@ -26,7 +26,7 @@ from typing import Any, Protocol, TypeVar
 
 from sweeper.errors import FolderUnusable, WorkerFailed
 from sweeper.failures import Death, classify_death
-from sweeper.host_memory import available_bytes, children_of, oom_kills, resident_bytes, total_bytes
+from sweeper.host_memory import available_bytes, children_of, oom_kills, resident_bytes, status_bytes, total_bytes
 from sweeper.trial import Broken, Request, Response, request_to_json, response_from_json
 from sweeper.wire import WireError
 
@@ -277,6 +277,7 @@ class ForkRunner(_FolderRunner):
         """Make sure that the host and what it ran are gone, and forget them."""
         if self._child is not None:
             _kill_group(self._child)
+            _await_memory_of(self._child)
         if self._channel is not None:
             self._channel.close()
         if self._host is not None:
@@ -332,6 +333,13 @@ def _is_over(pid: int) -> bool:
 def _kill_group(leader: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
+
+
+def _await_memory_of(pid: int) -> None:
+    """Wait until a killed process, which is not ours to reap, has given its memory back; not for ever."""
+    deadline = time.monotonic() + _KILL_GRACE_S
+    while status_bytes("VmRSS", pid) is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def _text(path: Path) -> str | None:

@@ -2,13 +2,14 @@
 
 import contextlib
 import os
+import select
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from sweeper.host_memory import children_of, status_bytes
+from sweeper.host_memory import children_of
 from sweeper.runner import ForkRunner, SpawnRunner
 from sweeper.trial import Broken, Fit, TrialSpec
 
@@ -71,8 +72,8 @@ def test_a_spawned_trial_keeps_the_same_contract(tmp_path: Path) -> None:
     before = _sleepers()
     with SpawnRunner(timeout_s=60) as runner:
         assert isinstance(runner.run(spec("leave_a_child"), tmp_path / "trial"), Fit)
-        left = _sleepers() - before
         hung = runner.run(spec("hang"), tmp_path / "hang", timeout_s=3)
+    left = _sleepers() - before  # not sooner: what is killed takes its time to go
     # What stayed in the trial's group is gone.  There is no host to adopt what left it, one in each of three steps.
     assert len(left) == 3
     for pid in left:
@@ -99,10 +100,12 @@ def test_a_host_that_dies_takes_its_trial_with_it_and_is_replaced(runner: ForkRu
     host = runner.host_pid
     assert host is not None
     trial: list[int] = []
+    watched: list[int] = []
 
     def kill_when_it_runs() -> None:
         while not trial:
             trial.extend(children_of(host))
+        watched.append(os.pidfd_open(trial[0]))
         os.kill(host, 9)
 
     killer = threading.Thread(target=kill_when_it_runs)
@@ -111,7 +114,9 @@ def test_a_host_that_dies_takes_its_trial_with_it_and_is_replaced(runner: ForkRu
     killer.join()
     assert isinstance(outcome, Broken)
     assert outcome.failure == "infra"
-    assert status_bytes("VmRSS", trial[0]) is None
+    # It is killed with the host, and then takes its time to give its memory back.
+    assert select.select(watched, [], [], 20)[0] == watched
+    os.close(watched[0])
     assert isinstance(runner.run(spec("well"), tmp_path / "after"), Fit)
 
 

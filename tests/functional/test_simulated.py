@@ -16,7 +16,7 @@ from sweeper.trace import AffineTrace, Trace, replay
 from sweeper.trial import Precision
 from sweeper.units import MIB
 from sweeper.worker.devices.simulated import SimulatedDevice
-from sweeper.worker.tracing import SimulatedOutOfMemory
+from sweeper.worker.tracing import SimulatedOutOfMemory, releases
 
 CARD = "rtx4060"
 
@@ -116,6 +116,8 @@ def test_everything_is_given_back_when_the_trial_is_over() -> None:
     train(device, 4)
     gc.collect()
     workspaces = 2 * 8519680
+    if releases.CUBLASLT_HAS_A_WORKSPACE and releases.CUBLASLT_KEEPS_ITS_WORKSPACE:  # as 2.9 does
+        workspaces += MIB
     assert device.usage().allocated_bytes == workspaces
 
 

@@ -298,7 +298,8 @@ def test_cublas_takes_a_workspace_in_each_thread_at_the_first_product(capability
     assert traced.made_by("cublas_workspace") == [cublas_workspace_bytes(capability)]
     traced.backward(loss)
     assert traced.made_by("cublas_workspace") == [cublas_workspace_bytes(capability)] * 2
-    assert cublas_workspace_bytes(capability) == (33554432 if capability[0] >= 9 else 8519680)
+    if capability <= (9, 0):  # above it depends on the release, and tests/rig holds it
+        assert cublas_workspace_bytes(capability) == (33554432 if capability[0] == 9 else 8519680)
 
 
 def test_foreach_optimizers_make_adams_transients_a_parameter() -> None:

@@ -9,22 +9,21 @@ import atexit
 import hashlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock
 
-from tests.rig.stubs import DRIVER_LIBRARY, RUNTIME_LIBRARIES, stub_source
+from tests.rig.stubs import DRIVER_LIBRARY, DRIVER_SYMBOLS, RUNTIME_LIBRARIES, stub_source
 
 __all__ = ["CUDA_VERSIONS", "Failure", "Rig", "RigUnavailable", "build", "torch_of"]
 
-CUDA_VERSIONS = ("12", "13")  # of torch's build; run on 12.8 (torch 2.9.1) and 13.0 (torch 2.14.1)
+CUDA_VERSIONS = ("12", "13")  # of torch's build; run on 12.4 (torch 2.6.0), 12.8 (2.9.1) and 13.0 (2.14.1)
 
 _HERE = Path(__file__).parent
 _RUNTIME = ("calls", "card", "memory", "device", "streams", "cublas", "cudnn")
@@ -189,19 +188,23 @@ def _compile(work: Path, torch_lib: Path, includes: list[str], cuda_major: str) 
         _tool([*compiler, "-c", str(_HERE / f"{source}.cpp"), "-o", f"{source}.o"], work)
     torch = [torch_lib / f"{name}.so" for name in _TORCH_LIBRARIES]
     runtime = [f"{source}.o" for source in _RUNTIME]
-    _stubs("runtime_stubs", RUNTIME_LIBRARIES, importers=torch, defined_in=runtime, work=work)
+    imported = filter(RUNTIME_LIBRARIES.match, _imports(torch, work))
+    _stubs("runtime_stubs", imported, defined_in=runtime, work=work)
     _tool(["g++", "-shared", "-Wl,-z,defs", *runtime, "runtime_stubs.o", "-o", "librig.so", "-ldl", "-lpthread"], work)
-    importers = [*torch, torch_lib / "libcaffe2_nvrtc.so"]
-    _stubs("driver_stubs", DRIVER_LIBRARY, importers=importers, defined_in=["driver.o"], work=work)
+    imported = filter(DRIVER_LIBRARY.match, _imports([*torch, torch_lib / "libcaffe2_nvrtc.so"], work))
+    _stubs("driver_stubs", (*imported, *DRIVER_SYMBOLS), defined_in=["driver.o"], work=work)
     _tool(["g++", "-shared", "driver.o", "driver_stubs.o", "-o", "lib/libcuda.so.1"], work)
     _tool(["g++", "-shared", "nvml.o", "card.o", "-o", "lib/libnvidia-ml.so.1", "-lpthread"], work)
 
 
-def _stubs(name: str, ours: re.Pattern[str], *, importers: list[Path], defined_in: list[str], work: Path) -> None:
-    imported = filter(ours.match, _symbols(["-D", "--undefined-only", *map(str, importers)], work))
-    (work / f"{name}.c").write_text(stub_source(imported, _symbols(["--defined-only", *defined_in], work)))
+def _stubs(name: str, wanted: Iterable[str], *, defined_in: list[str], work: Path) -> None:
+    (work / f"{name}.c").write_text(stub_source(wanted, _symbols(["--defined-only", *defined_in], work)))
     # No warnings: the names are known to the compiler and the prototypes are not.
     _tool(["gcc", "-std=gnu17", "-w", "-fPIC", "-c", f"{name}.c", "-o", f"{name}.o"], work)
+
+
+def _imports(libraries: list[Path], work: Path) -> list[str]:
+    return _symbols(["-D", "--undefined-only", *map(str, libraries)], work)
 
 
 def _symbols(arguments: list[str], work: Path) -> list[str]:

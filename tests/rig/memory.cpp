@@ -18,6 +18,9 @@ namespace {
 std::mutex busy;
 std::map<uintptr_t, size_t> device_blocks;  // from address to bytes
 std::map<uintptr_t, size_t> pinned_blocks;
+// Where the next block would lie: addresses grow, as the simulated allocator takes them to. They settle which of two
+// free blocks of one size PyTorch takes before 2.14. The first is far from all that Linux places by itself.
+uintptr_t next_address = uintptr_t{1} << 44;
 
 bool lies_in(const std::map<uintptr_t, size_t> &blocks, const void *pointer) {
   auto address = reinterpret_cast<uintptr_t>(pointer);
@@ -49,9 +52,11 @@ cudaError_t cudaMalloc(void **pointer, size_t bytes) {
   if (bytes > static_cast<size_t>(rig::card_total())) return rig::report(cudaErrorMemoryAllocation);
   long long rounded = rig::in_granules(static_cast<long long>(bytes));
   if (!rig::take(rounded)) return rig::report(cudaErrorMemoryAllocation);
-  void *at = mmap(nullptr, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (at == MAP_FAILED) rig::refuse("the host has no address space left for the card");
   std::lock_guard<std::mutex> lock(busy);
+  void *at = mmap(reinterpret_cast<void *>(next_address), rounded, PROT_READ | PROT_WRITE,
+                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (at == MAP_FAILED) rig::refuse("the host has no address space left for the card");
+  next_address = reinterpret_cast<uintptr_t>(at) + rounded;
   device_blocks[reinterpret_cast<uintptr_t>(at)] = rounded;
   *pointer = at;
   return cudaSuccess;

@@ -8,11 +8,18 @@ supported, and says so with the code of its library, so that a test which strays
 import re
 from collections.abc import Iterable
 
-__all__ = ["DRIVER_LIBRARY", "RUNTIME_LIBRARIES", "stub_source"]
+__all__ = ["DRIVER_LIBRARY", "DRIVER_SYMBOLS", "RUNTIME_LIBRARIES", "stub_source"]
 
 # What the preloaded library answers for, and what libcuda.so.1 does.
 RUNTIME_LIBRARIES = re.compile(r"__cuda[A-Z]|cuda[A-Z]|cublas[A-Z]|cudnn[A-Z]")
 DRIVER_LIBRARY = re.compile(r"cu[A-Z](?!ile[A-Z])")  # but not cuFile, a library of its own
+# Found by name while running, not imported: all of c10/cuda/driver_api.h in 2.6 to 2.9, of which one missing is fatal.
+DRIVER_SYMBOLS = (
+    "cuDeviceGetAttribute", "cuGetErrorString", "cuMemAddressFree", "cuMemAddressReserve", "cuMemCreate",
+    "cuMemExportToShareableHandle", "cuMemGetAllocationGranularity", "cuMemImportFromShareableHandle", "cuMemMap",
+    "cuMemRelease", "cuMemSetAccess", "cuMemUnmap", "cuMemsetD32Async", "cuMulticastAddDevice", "cuMulticastBindMem",
+    "cuMulticastCreate", "cuMulticastUnbind", "cuStreamWriteValue32",
+)  # fmt: skip
 
 _LEFT_TO_THE_REAL_LIBRARY = re.compile(
     r"cudaGetError(String|Name)"  # a table of texts

@@ -34,7 +34,7 @@ from tests.rig.build import Rig
 pytestmark = pytest.mark.rig
 
 _ROOT = Path(__file__).parents[2]
-_CARDS = {75: "t4", 80: "a100-40gb", 89: "rtx4060", 90: "h100"}
+_CARDS = {75: "t4", 80: "a100-40gb", 89: "rtx4060", 90: "h100", 120: "rtx5060ti-8gb"}
 _OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
 
@@ -60,6 +60,7 @@ JOBS = [
     Job("resnet18", "bf16"),
     Job("resnet18", mode="inference"),
     Job("resnet18", "amp-fp16", mode="inference"),
+    Job("resnet18", mode="inference", capability=120),
     Job("channels_last", "amp-fp16"),
     Job("resnet50", "amp-fp16", "adamw"),
     Job("mobilenet_v2", "amp-fp16", "adam"),

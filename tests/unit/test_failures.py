@@ -501,7 +501,8 @@ def test_with_torch_itself() -> None:
     assert classify(evidence_of(native(torch.empty, 1 << 62))).failure == "kernel_limit"
     assert classify(evidence_of(native(torch.mm, torch.ones(2, 3), torch.ones(2, 3)))).failure == "model_error"
     assert classify(evidence_of(raised(NEW, torch.OutOfMemoryError))).failure == "oom_device"
-    assert classify(evidence_of(raised(NEW, torch.AcceleratorError))).failure == "model_error"
+    if hasattr(torch, "AcceleratorError"):  # 2.6 has none
+        assert classify(evidence_of(raised(NEW, torch.AcceleratorError))).failure == "model_error"
     for error, failure in ((refused, "oom_host"), (raised(NEW), "model_error"), (raised("", MemoryError), "oom_host")):
         passed = native(
             wrapper((type(error), error, error.__traceback__), where="in DataLoader worker process 0").reraise

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from sweeper.worker.tracing import releases
 from sweeper.worker.tracing.card import Card
 from sweeper.worker.tracing.convolution import copy_into
 
@@ -26,7 +27,7 @@ def efficient(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
     """Seed and offset come first, on the CPU when there is dropout; 16-bit heads above 128 accumulate in fp32."""
     result, logsumexp, seed, offset = func(*args, **kwargs)
     dropout = _argument(func, args, kwargs, "dropout_p") > 0
-    if dropout:
+    if dropout or releases.EFFICIENT_SEEDS_ON_CPU:
         seed, offset = (torch.empty((), dtype=torch.int64, device="cpu") for _ in range(2))
     for tensor in (seed, offset, result, logsumexp):
         card.announce_result(tensor, func)
@@ -68,6 +69,8 @@ def flash(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
     results = func(*args, **kwargs)
     for tensor in results[:2]:
         card.announce_result(tensor, func)
+    if releases.FLASH_SEEDS_ON_CPU:
+        return *results[:6], *(torch.empty((), dtype=torch.int64, device="cpu") for _ in range(2)), results[8]
     if _argument(func, args, kwargs, "dropout_p") > 0:
         seed = results[6]
         first = card.scratch(seed.numel() * seed.element_size(), "flash_attention_seed")

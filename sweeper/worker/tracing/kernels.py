@@ -16,7 +16,7 @@ import torch
 from torch._ops import OpOverload
 
 from sweeper.units import MIB
-from sweeper.worker.tracing import attention, convolution, pointwise
+from sweeper.worker.tracing import attention, convolution, pointwise, releases
 from sweeper.worker.tracing.card import Card, Kernel
 
 __all__ = ["CudaKernels", "cublas_workspace_bytes"]
@@ -25,12 +25,13 @@ aten = torch.ops.aten
 
 
 def cublas_workspace_bytes(compute_capability: tuple[int, int]) -> int:
-    """Bytes of cuBLAS's workspace: 32 MiB from sm90 on, ``:4096:2:16:8`` (in KiB) before.
+    """Bytes of cuBLAS's workspace: 32 MiB on sm90, in later releases also above, ``:4096:2:16:8`` (in KiB) elsewhere.
 
-    ``getChosenWorkspaceSize``, aten/src/ATen/cuda/CublasHandlePool.cpp, without CUBLAS_WORKSPACE_CONFIG set; PyTorch
-    2.14's binary asks for these.  Releases before Blackwell took 32 MiB on sm90 alone.
+    ``getChosenWorkspaceSize``, aten/src/ATen/cuda/CublasHandlePool.cpp, without CUBLAS_WORKSPACE_CONFIG set; PyTorch's
+    binaries of 2.6, 2.9 and 2.14 ask for these.
     """
-    return 32 * MIB if compute_capability >= (9, 0) else (4096 * 2 + 16 * 8) * 1024
+    large = compute_capability == (9, 0) or (compute_capability > (9, 0) and releases.BLACKWELL_HAS_HOPPERS_WORKSPACE)
+    return 32 * MIB if large else (4096 * 2 + 16 * 8) * 1024
 
 
 class CudaKernels:
@@ -39,6 +40,7 @@ class CudaKernels:
     def __init__(self, compute_capability: tuple[int, int]) -> None:
         self._cublas_bytes = cublas_workspace_bytes(compute_capability)
         self._cublas_handles: set[bool] = set()  # False: the forward's thread; True: autograd's
+        self._cublaslt_handles: set[bool] = set()
 
     def kernel_of(self, func: OpOverload) -> Kernel | None:
         """Return the rule for ``func``, or None where meta and CUDA allocate alike."""
@@ -52,16 +54,28 @@ class CudaKernels:
         """The first product in a thread makes a cuBLAS handle, whose workspace is taken after the result and kept.
 
         ``getCurrentCUDABlasHandle``, aten/src/ATen/cuda/CublasHandlePool.cpp: one a (thread, stream).  On CUDA autograd
-        has a thread of its own for each card.
+        has a thread of its own for each card.  A product that adds a bias goes through cuBLASLt, which had a workspace
+        of its own in older releases.
         """
         result = _addmm(args) if func is aten.addmm.default else None
         if result is None:
             result = func(*args, **kwargs)
+        if not result.is_meta:
+            return result
         thread = torch._C._current_graph_task_id() != -1
-        if thread not in self._cublas_handles and result.is_meta:
+        lt = releases.CUBLASLT_HAS_A_WORKSPACE and _goes_through_cublaslt(func, args, kwargs)
+        if thread not in self._cublas_handles or lt:
             card.announce_result(result, func)
+        passing = lt and not releases.CUBLASLT_KEEPS_ITS_WORKSPACE
+        give_back = card.scratch(_CUBLASLT_BYTES, "cublaslt_workspace") if passing else None
+        if thread not in self._cublas_handles:
             self._cublas_handles.add(thread)
             card.keep(self._cublas_bytes, "cublas_workspace")
+        if give_back is not None:
+            give_back()
+        elif lt and thread not in self._cublaslt_handles:
+            self._cublaslt_handles.add(thread)
+            card.keep(_CUBLASLT_BYTES, "cublaslt_workspace")
         return result
 
 
@@ -78,6 +92,28 @@ _MATRIX_PRODUCTS = {
     aten.vdot,
     aten._addmm_activation,
 }
+
+
+# ``_getWorkspaceSize``, aten/src/ATen/cuda/CUDABlas.cpp of 2.6, without CUBLASLT_WORKSPACE_SIZE set.
+_CUBLASLT_BYTES = 1 * MIB
+
+
+def _goes_through_cublaslt(func: OpOverload, args: Any, kwargs: Any) -> bool:
+    """A bias of one row, unscaled, on a matrix of more than one row and column: ``addmm_out_cuda_impl``, cuda/Blas.cpp.
+
+    Read in 2.6 and held against the binaries of 2.6 and 2.9, built for CUDA 12.4 and 12.8.
+    """
+    if func.overloadpacket not in (aten.addmm, aten._addmm_activation) or kwargs.get("beta", 1) != 1:
+        return False
+    bias: torch.Tensor = args[0]
+    right: torch.Tensor = args[2]
+    return (
+        bias.dim() == 1
+        and bias.shape[0] == right.shape[1]
+        and bias.is_contiguous()
+        and bias.is_floating_point()
+        and min(right.shape) > 1
+    )
 
 
 def _addmm(args: Any) -> torch.Tensor | None:
@@ -119,9 +155,10 @@ def _sum_of_gradients(card: Card, func: OpOverload, args: Any, kwargs: Any) -> A
     return func(*args, **kwargs)
 
 
-# What ``_storage_Use_Count`` says of a storage that one tensor owns, while Python looks at it: the tensor and the
-# Python object.
-_LAST_REFERENCE = 2
+# What ``_storage_Use_Count`` says of a storage that one tensor owns: 2 in 2.14, where Python's object, once it was
+# made, counts too, and 1 in 2.6 and 2.9, where the tensor keeps that object alive.
+_ALONE = torch.empty(1, device="meta")
+_LAST_REFERENCE = torch._C._storage_Use_Count(_ALONE.untyped_storage()._cdata)
 
 
 def _detach(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:

@@ -1,0 +1,35 @@
+"""How older releases of PyTorch allocate otherwise than 2.14, where this simulation knows of it.
+
+Each difference was seen in the allocator's history of the release's own binary (2.6.0, 2.9.1, 2.14.1).  What the
+releases between do was not run: where no pull request is named, the older way is taken to end with the older of the
+two that were.
+"""
+
+import torch
+from torch.torch_version import TorchVersion
+
+__all__ = [
+    "BLACKWELL_HAS_HOPPERS_WORKSPACE",
+    "CUBLASLT_HAS_A_WORKSPACE",
+    "CUBLASLT_KEEPS_ITS_WORKSPACE",
+    "EFFICIENT_SEEDS_ON_CPU",
+    "FLASH_SEEDS_ON_CPU",
+]
+
+_RELEASE = TorchVersion(torch.__version__)
+
+# getChosenWorkspaceSize, aten/src/ATen/cuda/CublasHandlePool.cpp: 32 MiB on sm90 alone in 2.6 and 2.9.
+BLACKWELL_HAS_HOPPERS_WORKSPACE = _RELEASE >= "2.10"
+
+# gemm_and_bias, aten/src/ATen/cuda/CUDABlas.cpp: cuBLASLt's workspace comes and goes with each product in 2.6, is kept
+# for each (thread, stream) in 2.9 (PR 156495, of June 2025), and is cuBLAS's own in 2.14
+# (TORCH_CUBLASLT_UNIFIED_WORKSPACE, on by default since PR 168175, reviewed in January 2026, too late for 2.10).
+CUBLASLT_HAS_A_WORKSPACE = _RELEASE < "2.11"
+CUBLASLT_KEEPS_ITS_WORKSPACE = _RELEASE >= "2.9"
+
+# _efficient_attention_forward, transformers/cuda/attention.cu: seed and offset are on the card, where nothing reads
+# them, when there is no dropout in 2.14; on the CPU in any case in 2.6 and 2.9.
+EFFICIENT_SEEDS_ON_CPU = _RELEASE < "2.10"
+
+# mha_fwd, flash_attn/flash_api.cpp: seed and offset of dropout are CPU tensors in 2.6.
+FLASH_SEEDS_ON_CPU = _RELEASE < "2.7"
