@@ -124,7 +124,8 @@ class Replays:
         return replay(self._traces.at(size), allocator)
 
     def fits(self, size: int, room: "Room") -> bool:
-        if self._live_bytes(size) > room.least_bytes:
+        # The last page of an expandable range may lie past a limit, though never past the capacity.
+        if self._live_bytes(size) > (room.capacity_bytes if self._conf.expandable_segments else room.least_bytes):
             return False
         counts = self._conf.garbage_collection_threshold > 0 and room.limit_bytes is not None
         plain = self._conf == self._without_end and not self._conf.expandable_segments and not counts
@@ -136,7 +137,8 @@ class Replays:
     def least_capacity_bytes(self, size: int) -> int:
         """The least capacity that batch ``size`` runs in, in whole pages of 2 MiB; in one page less it does not.
 
-        Found by bisection, from the tensors alone up to the peak with nothing in its way.
+        Found by bisection, from the tensors alone up to the peak with nothing in its way.  A step that runs in still
+        less and then not again is not noticed.
         """
 
         def fits(pages: int) -> bool:

@@ -8,8 +8,9 @@ the user's own, its full path, the current folder, Python's version and the list
 What cannot be in the question, because only the worker knows it: which files of the user's own the model was made from.
 They are kept beside the trace with a digest of each, and the trace counts only while all of them are as they were.
 
-A file that is damaged, or of another schema, counts as not there, and is replaced.  What this does not know: what a
-user's code reads besides Python files (a configuration, an environment variable).
+A file that is damaged, or of another schema, counts as not there, and is replaced.  Nothing removes a file whose
+question is not asked any more: a trace takes some 10 to 100 KB, and the folder may be deleted at any time.  What this
+does not know: what a user's code reads besides Python files (a configuration, an environment variable).
 """
 
 import gzip
