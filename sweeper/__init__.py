@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from sweeper.api import Run, load, resume, sweep
+    from sweeper.api import Forecast, Run, load, predict, resume, sweep
     from sweeper.errors import SweepError
 
-__all__ = ["Run", "SweepError", "__version__", "load", "resume", "sweep"]
+__all__ = ["Forecast", "Run", "SweepError", "__version__", "load", "predict", "resume", "sweep"]
 
 
 def __getattr__(name: str) -> Any:

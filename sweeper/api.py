@@ -5,36 +5,40 @@ Importing this brings in neither torch nor matplotlib; a sweep starts a worker t
 
 import contextlib
 import dataclasses
+import os
 import platform
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sweeper import cards, model_names
+from sweeper.allocator_conf import AllocatorConf
+from sweeper.checks import bytes_of, check_device, check_numbers, check_sizes, check_steps, one_of
 from sweeper.errors import FolderUnusable, UnknownName, UsageError, WorkerFailed
-from sweeper.host_memory import total_bytes
 from sweeper.journal import Journal, read_record
+from sweeper.predicting import Forecast, StepTracer, Wanted, forecasts
 from sweeper.record import CurvePoint, Header, Record, Settings
 from sweeper.runner import Runner, open_runner, python_command
-from sweeper.sweeping import Observer, Silent, check_limit, run_sweep
+from sweeper.sweeping import Observer, Silent, run_sweep
+from sweeper.trace_cache import TraceCache, default_folder
 from sweeper.trial import MODES, OPTIMIZERS, PRECISIONS, Describe, DeviceReport, TrialSpec
-from sweeper.units import parse_bytes
+from sweeper.units import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["AUTO_CARD", "Run", "draw", "load", "resume", "sweep"]
+__all__ = ["AUTO_CARD", "Forecast", "Run", "draw", "load", "predict", "predict_all", "resume", "sweep"]
 
 # What `auto` simulates on a machine without a GPU: a card that many students have.
 AUTO_CARD = "rtx4060"
-DEVICES = ("auto", "cuda", "cuda:1", "cpu", "sim:CARD")
 _CONFIRM_SIMULATED, _CONFIRM_REAL = 1, 2
+_TRACE_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -127,25 +131,20 @@ def sweep(
     ``FolderInUse`` for the folder, ``WorkerFailed`` when no worker starts.  A trial that breaks does not raise: see
     ``Run.record.broken``.
     """
-    spec = TrialSpec(
-        model=model,
+    spec = dataclasses.replace(
+        _spec(model, model_args, precision, optimizer, mode, image_size, steps),
         batch_size=min(batches) if batches else min_batch,
         device=device,
-        model_args=dict(model_args or {}),
-        precision=_one_of("precision", precision, PRECISIONS),
-        optimizer=_one_of("optimizer", optimizer, OPTIMIZERS),
-        mode=_one_of("mode", mode, MODES),
-        image_size=image_size,
-        steps=steps,
-        memory_limit_bytes=_bytes_of(memory_limit),
+        memory_limit_bytes=bytes_of(memory_limit),
     )
     if isolation not in ("fork", "spawn"):
         raise UnknownName("isolation", isolation, ("fork", "spawn"), listing="fork and spawn exist")
-    _check_sizes(min_batch=min_batch, max_batch=max_batch, batches=batches)
-    _check_numbers(steps=steps, confirm=confirm, points=points, margin=margin, round_to=round_to, timeout_s=timeout_s)
+    check_sizes(min_batch=min_batch, max_batch=max_batch, batches=batches)
+    check_steps(steps)
+    check_numbers(confirm=confirm, points=points, margin=margin, round_to=round_to, timeout_s=timeout_s)
     model_names.check_model(model)
-    _check_device(spec)
-    host_limit = _bytes_of(host_memory_limit)
+    check_device(spec)
+    host_limit = bytes_of(host_memory_limit)
     with contextlib.ExitStack() as stack:
         runner = stack.enter_context(open_runner(isolation, timeout_s=timeout_s, host_memory_limit_bytes=host_limit))
         if spec.device == "auto":
@@ -175,6 +174,59 @@ def sweep(
                 if not journal.record.trials:
                     journal.discard()
                 raise
+
+
+def predict(
+    model: str,
+    *,
+    card: str | None = None,
+    budget: int | str | None = None,
+    batch: int | None = None,
+    max_batch: int = 4096,
+    model_args: Mapping[str, int | float | bool | str] | None = None,
+    precision: str = "fp32",
+    optimizer: str = "sgd",
+    mode: str = "train",
+    image_size: int | None = None,
+    steps: int = 3,
+    cache: bool = True,
+    on_trace: Callable[[TrialSpec, str], None] | None = None,
+) -> Forecast:
+    """Say, without a GPU and without a trial, what fits on ``card``: the largest batch, the curve, and why not more.
+
+    ``card`` is a name of the catalogue or a size; ``budget`` is bytes or a text such as ``"16GiB"``, a limit below the
+    card's or, without a card, all there is (with the kernels of compute capability 8.9).  ``batch`` asks about that
+    batch too: ``Forecast.fits`` and ``Forecast.headroom_bytes`` are then its.  ``cache`` keeps and uses the traces of
+    earlier questions.  ``on_trace`` is told what is traced, and for which compute capability, before it
+    is.  Raises ``UsageError`` when the question
+    cannot be asked, ``Untraceable`` when the model cannot run without values, ``WorkerFailed`` when no worker starts.
+    """
+    spec = _spec(model, model_args, precision, optimizer, mode, image_size, steps)
+    limit = bytes_of(budget)
+    wanted = _wanted(spec, max_batch=max_batch, batch=batch, budget_bytes=limit)
+    return _forecasts(spec, (_card_of(card, limit),), wanted, cache=cache, on_trace=on_trace)[0]
+
+
+def predict_all(
+    model: str,
+    *,
+    budget: int | str | None = None,
+    batch: int | None = None,
+    max_batch: int = 4096,
+    model_args: Mapping[str, int | float | bool | str] | None = None,
+    precision: str = "fp32",
+    optimizer: str = "sgd",
+    mode: str = "train",
+    image_size: int | None = None,
+    steps: int = 3,
+    cache: bool = True,
+    on_trace: Callable[[TrialSpec, str], None] | None = None,
+) -> tuple[Forecast, ...]:
+    """The same of every card in the catalogue, the smallest answer first; a budget limits the cards that have more."""
+    spec = _spec(model, model_args, precision, optimizer, mode, image_size, steps)
+    wanted = _wanted(spec, max_batch=max_batch, batch=batch, budget_bytes=bytes_of(budget))
+    found = _forecasts(spec, tuple(cards.cards().values()), wanted, cache=cache, on_trace=on_trace)
+    return tuple(sorted(found, key=lambda one: (one.max_batch or 0, one.capacity_bytes, one.card.name)))
 
 
 def resume(folder: str | Path, *, observer: Observer | None = None) -> Run:
@@ -239,67 +291,72 @@ def _driver_sees_gpu() -> bool:
         return False
 
 
-def _check_device(spec: TrialSpec) -> None:
-    kind, _, rest = spec.device.partition(":")
-    listing = f"known: {', '.join(DEVICES)}; `sweep cards` lists the cards"
-    limit = spec.memory_limit_bytes
-    match kind, rest:
-        case (("auto" | "cpu" | "cuda"), ""):
-            pass
-        case "cuda", index if index.isdigit():
-            pass
-        case "sim", name if name:
-            card = cards.card(name)
-            check_limit(limit, card.label, card.total_bytes)
-        case "sim", _:
-            raise UsageError("sim: names no card", hint="write --device sim:rtx4060; `sweep cards` lists them")
-        case _:
-            raise UnknownName("device", spec.device, ("auto", "cuda", "cpu", "sim:rtx4060"), listing=listing)
-    if kind == "cpu":
-        check_limit(limit, "this machine", total_bytes() or 0)
+def _spec(
+    model: str,
+    model_args: Mapping[str, int | float | bool | str] | None,
+    precision: str,
+    optimizer: str,
+    mode: str,
+    image_size: int | None,
+    steps: int,
+) -> TrialSpec:
+    """What is trained, checked word by word; where and at which size is for the caller to say."""
+    return TrialSpec(
+        model=model,
+        batch_size=1,
+        device="auto",
+        model_args=dict(model_args or {}),
+        precision=one_of("precision", precision, PRECISIONS),
+        optimizer=one_of("optimizer", optimizer, OPTIMIZERS),
+        mode=one_of("mode", mode, MODES),
+        image_size=image_size,
+        steps=steps,
+    )
 
 
-def _check_sizes(*, min_batch: int, max_batch: int, batches: Sequence[int]) -> None:
-    if min_batch < 1 or max_batch < 1 or any(size < 1 for size in batches):
-        raise UsageError("a batch has at least one sample", hint="give sizes of 1 or more")
-    if min_batch > max_batch:
-        raise UsageError(
-            f"--min-batch {min_batch} is above --max-batch {max_batch}", hint="give a range that is not empty"
-        )
+def _card_of(name: str | None, budget_bytes: int | None) -> cards.Card:
+    """The card that is meant; without a name one that is the budget, all of it for the allocator."""
+    if name is not None:
+        card = cards.card(name)
+        if budget_bytes is not None and budget_bytes > card.total_bytes:
+            raise UsageError(
+                f"the budget of {format_bytes(budget_bytes)} is more than {card.label} has "
+                f"({format_bytes(card.total_bytes)})",
+                hint="leave --budget out, or give less",
+            )
+        return card
+    if budget_bytes is None:
+        raise UsageError("which card?", hint="give --card l4, --card all or --budget 16GiB; `sweep cards` lists them")
+    return dataclasses.replace(
+        cards.card(f"{budget_bytes}B"),
+        label=f"a budget of {format_bytes(budget_bytes)}",
+        context_bytes=0,
+        context_source="none: a budget is what the allocator may have",
+    )
 
 
-def _check_numbers(
-    *, steps: int, confirm: int | None, points: int, margin: float, round_to: int | None, timeout_s: float
-) -> None:
-    if steps < 2:
-        raise UsageError(
-            f"{steps} step is too few: the optimizer makes its state in the first, so the second needs more",
-            hint="give --steps 2 or more; 3 is the default",
-        )
-    for name, value, least in (
-        ("--confirm", confirm, 1),
-        ("--points", points, 1),
-        ("--round-to", round_to, 1),
-        ("--timeout", timeout_s, 1),
-    ):
-        if value is not None and value < least:
-            raise UsageError(f"{name} {value} is too small", hint=f"give {least} or more")
-    if not 0 <= margin < 1:
-        raise UsageError(f"--margin {margin} is no share of the capacity", hint="give a number from 0 to 0.9")
+def _wanted(spec: TrialSpec, *, max_batch: int, batch: int | None, budget_bytes: int | None) -> Wanted:
+    check_sizes(min_batch=1, max_batch=max_batch, batches=() if batch is None else (batch,))
+    check_steps(spec.steps)
+    model_names.check_model(spec.model)
+    return Wanted(cap=max(max_batch, batch or 1), batch=batch, budget_bytes=budget_bytes)
 
 
-def _one_of(kind: str, name: str, known: Sequence[Any]) -> Any:
-    if name not in known:
-        raise UnknownName(kind, name, known, listing=f"known: {', '.join(known)}")
-    return name
-
-
-def _bytes_of(size: int | str | None) -> int | None:
-    if isinstance(size, str):
-        return parse_bytes(size)
-    if size is not None and size < 1:
-        raise UsageError(f"{size} bytes is no limit", hint="write it as 8GiB")
-    return size
+def _forecasts(
+    spec: TrialSpec,
+    on: Sequence[cards.Card],
+    wanted: Wanted,
+    *,
+    cache: bool,
+    on_trace: Callable[[TrialSpec, str], None] | None,
+) -> list[Forecast]:
+    # As the simulated device reads it, so that both allocators keep the same rules.
+    words = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+    conf = AllocatorConf.parse(words)
+    kept = TraceCache(default_folder()) if cache else None
+    with open_runner("fork", timeout_s=_TRACE_TIMEOUT_S) as runner, tempfile.TemporaryDirectory() as scratch:
+        tracer = StepTracer(runner, Path(scratch) / "trace", cache=kept, on_trace=on_trace)
+        return list(forecasts(spec, on, wanted, tracer, conf))
 
 
 def _header(spec: TrialSpec, settings: Settings, command: Sequence[str]) -> Header:

@@ -11,7 +11,8 @@
     │   ├── JournalBroken           a line in the middle cannot be read
     │   └── SchemaTooNew            written by a newer sweeper
     ├── WorkerFailed            3   the worker host does not start or keeps dying
-    └── TrialsBroke             3   trials failed for a reason that is not memory
+    ├── TrialsBroke             3   trials failed for a reason that is not memory
+    └── Untraceable             3   the step cannot be simulated, so nothing can be predicted
 
 That nothing fits is an answer (exit code 1), not an error.  ``cli.main`` is the only place that catches these.
 """
@@ -28,6 +29,7 @@ __all__ = [
     "SweepError",
     "TrialsBroke",
     "UnknownName",
+    "Untraceable",
     "UsageError",
     "WorkerFailed",
 ]
@@ -86,5 +88,11 @@ class WorkerFailed(SweepError):
 
 class TrialsBroke(SweepError):
     """A trial failed, twice, for a reason that is not memory."""
+
+    exit_code = 3
+
+
+class Untraceable(SweepError):
+    """The step cannot be simulated: the model needs values, or raises."""
 
     exit_code = 3

@@ -24,7 +24,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from sweeper.errors import FolderInUse, FolderUnusable, JournalBroken, SchemaTooNew
-from sweeper.predict import Prediction
+from sweeper.prediction import Prediction
 from sweeper.record import Header, Record, TrialRecord
 from sweeper.trial import DeviceReport
 from sweeper.wire import WireError, from_jsonable, to_jsonable

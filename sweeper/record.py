@@ -17,7 +17,7 @@ from typing import Literal
 
 from sweeper.curve import MemoryLaw, fit_law
 from sweeper.failures import confirm_suspect
-from sweeper.predict import PredictedPoint, Prediction
+from sweeper.prediction import PredictedPoint, Prediction
 from sweeper.recommend import Recommendation
 from sweeper.search import Listed, Search
 from sweeper.trial import Breakdown, Broken, DeviceReport, Fit, Outcome, OutOfMemory, TrialSpec

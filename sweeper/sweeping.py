@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Protocol
 
 from sweeper import cards
-from sweeper.allocator import AllocatorConf
-from sweeper.errors import UsageError, WorkerFailed
+from sweeper.allocator_conf import AllocatorConf
+from sweeper.checks import check_limit
+from sweeper.errors import Untraceable, UsageError, WorkerFailed
 from sweeper.journal import Journal
-from sweeper.predict import Prediction, predict, predict_host
+from sweeper.predicting import StepTracer, affine_law
+from sweeper.prediction import Prediction, Replays, Room, predict_host, predict_within
 from sweeper.record import NextTrial, Record, TrialRecord
 from sweeper.runner import Exit, Runner, read_response
-from sweeper.trace import AffineTrace, NotAffine, Trace
+from sweeper.trace import NotAffine
 from sweeper.trial import (
     Broken,
     Describe,
@@ -28,19 +30,13 @@ from sweeper.trial import (
     OutOfMemory,
     Refused,
     Request,
-    TakeTraces,
-    Traced,
     TrialSpec,
     request_from_json,
     with_size,
 )
-from sweeper.units import format_bytes
 from sweeper.wire import WireError
 
-__all__ = ["Observer", "Silent", "card_like", "check_limit", "describe", "run_sweep"]
-
-# Small, so that tracing is quick and nothing special happens at them (a batch of 1 breaks batch norm after pooling).
-_TRACED_SIZES = (4, 8)
+__all__ = ["Observer", "Silent", "card_like", "describe", "run_sweep"]
 
 
 class Observer(Protocol):
@@ -109,15 +105,6 @@ def describe(runner: Runner, spec: TrialSpec, folder: Path) -> DeviceReport:
     raise WorkerFailed(f"the worker answered with {type(response).__name__}", hint="reinstall sweeper")
 
 
-def check_limit(limit_bytes: int | None, label: str, total_bytes: int) -> None:
-    """Raises ``UsageError`` when the limit is more than the device has; a total of 0 is not known."""
-    if limit_bytes is not None and total_bytes and limit_bytes > total_bytes:
-        raise UsageError(
-            f"the limit of {format_bytes(limit_bytes)} is more than {label} has ({format_bytes(total_bytes)})",
-            hint="leave --memory-limit out, or give less",
-        )
-
-
 def _begin(journal: Journal, runner: Runner, trials: Path) -> None:
     header = journal.record.header
     device = describe(runner, header.spec, trials / "0000-device")
@@ -127,26 +114,28 @@ def _begin(journal: Journal, runner: Runner, trials: Path) -> None:
 
 
 def _predict(record: Record, device: DeviceReport, runner: Runner, folder: Path) -> Prediction | None:
-    """The prediction, from traces of two small batches; None where the step cannot be traced or is not affine.
+    """The prediction, from traces of small batches; None where the step cannot be traced or is not affine.
 
     It only seeds the search: without it the sweep takes a few trials more.
     """
-    settings = record.header.settings
-    spec = dataclasses.replace(record.header.spec, device=f"sim:{card_like(device)}", memory_limit_bytes=None)
-    response = runner.run(TakeTraces(spec=spec, sizes=_TRACED_SIZES), folder)
-    if isinstance(response, Refused):
-        raise UsageError(response.message, hint=response.hint)
-    if not isinstance(response, Traced):
-        return None
-    traces = [Trace.from_json((folder / name).read_text()) for name in response.files]
+    settings, card = record.header.settings, cards.card(card_like(device))
+    spec = dataclasses.replace(record.header.spec, device=f"sim:{card.name}", memory_limit_bytes=None)
     try:
-        affine = AffineTrace.join(*traces)
-        conf = AllocatorConf.parse(device.allocator_conf or "")
-    except (NotAffine, UsageError):  # a step that is not affine; words for the allocator that are not simulated
+        law = affine_law(StepTracer(runner, folder), spec, card.compute_capability)
+    except (NotAffine, Untraceable):
         return None
     if device.device == "cpu":
-        return predict_host(affine, budget_bytes=device.capacity_bytes, cap=settings.cap, floor=settings.floor)
-    return predict(affine, capacity_bytes=device.capacity_bytes, cap=settings.cap, floor=settings.floor, conf=conf)
+        return predict_host(law, budget_bytes=device.capacity_bytes, cap=settings.cap, floor=settings.floor)
+    try:
+        conf = AllocatorConf.parse(device.allocator_conf or "")
+    except UsageError:  # words for the allocator that are not simulated
+        return None
+    room = Room(
+        capacity_bytes=device.capacity_bytes,
+        limit_bytes=record.header.spec.memory_limit_bytes,
+        total_bytes=device.total_bytes,
+    )
+    return predict_within(Replays(law, conf), room, cap=settings.cap, floor=settings.floor)
 
 
 def card_like(device: DeviceReport) -> str:

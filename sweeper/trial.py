@@ -242,11 +242,15 @@ class TakeTraces:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traced:
-    """The answer to ``TakeTraces``: a file in the request's folder for each size, in the format of ``trace``."""
+    """The answer to ``TakeTraces``: a file in the request's folder for each size, in the format of ``trace``.
+
+    ``sources`` are the files of the user's own that the model was made from; none for a model that has a name.
+    """
 
     TAGGED: ClassVar[bool] = True
 
     files: tuple[str, ...]
+    sources: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

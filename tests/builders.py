@@ -6,7 +6,7 @@ The default world is a model of 512 MiB and 22 MiB an image on a card that gives
 from collections.abc import Iterable
 from typing import Any
 
-from sweeper.predict import PredictedPoint, Prediction
+from sweeper.prediction import PredictedPoint, Prediction
 from sweeper.record import Header, Purpose, Record, Settings, TrialRecord
 from sweeper.trial import (
     Breakdown,

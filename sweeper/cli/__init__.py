@@ -10,6 +10,7 @@ from click_default_group import DefaultGroup
 from sweeper import __version__
 from sweeper.cli.cards import cards
 from sweeper.cli.models import models
+from sweeper.cli.predict import predict
 from sweeper.cli.report import report
 from sweeper.cli.run import run
 from sweeper.errors import SweepError
@@ -32,12 +33,13 @@ def cli() -> None:
     sweep --model resnet18 --max-batch 512          on the GPU, or a simulated card without one
     sweep --model resnet18 --device sim:a100-40gb   on a card that is not here
     sweep --model small-cnn --device cpu            on the CPU
+    sweep predict --model resnet18 --card l4        what would fit there, without running anything
 
     All options of a sweep: sweep run --help
     """
 
 
-for command in (run, cards, models, report):
+for command in (run, predict, cards, models, report):
     cli.add_command(command)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from sweeper.predict import Prediction
+from sweeper.prediction import Prediction
 from sweeper.record import NextTrial, Record, TrialRecord
 from sweeper.report import text
 from sweeper.trial import DeviceReport

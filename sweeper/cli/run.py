@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 
 from sweeper import api
+from sweeper.cli.model_options import model_options
 from sweeper.cli.progress import Bar, Lines, Quiet
 from sweeper.errors import UsageError
 from sweeper.report import text
-from sweeper.trial import MODES, OPTIMIZERS, PRECISIONS
 
 __all__ = ["run"]
 
@@ -26,54 +26,21 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: str | N
         raise click.BadParameter(f"{text!r} is no list of numbers; write it as 8,16,32,64") from None
 
 
-def _model_args(
-    _context: click.Context, _parameter: click.Parameter, pairs: tuple[str, ...]
-) -> dict[str, int | float | bool | str]:
-    arguments: dict[str, int | float | bool | str] = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals or not name.isidentifier():
-            raise click.BadParameter(f"{pair!r} is no argument; write it as depth=8")
-        arguments[name] = _value(value)
-    return arguments
-
-
-def _value(text: str) -> int | float | bool | str:
-    """``8`` is a number, ``true`` is a truth value, anything else is text."""
-    try:
-        value = json.loads(text.lower() if text.lower() in ("true", "false") else text)
-    except ValueError:
-        return text
-    return value if isinstance(value, int | float | bool | str) else text
-
-
 @click.command(short_help="Find and prove the largest batch that fits (the default).")
-@click.option("-m", "--model", help="A torchvision name, one of ours, or file.py:factory. `sweep models` lists them.")
-@click.option(
-    "--model-arg",
-    "model_args",
-    multiple=True,
-    callback=_model_args,
-    metavar="NAME=VALUE",
-    help="An argument of the model's constructor; may be repeated.",
+@model_options(
+    click.option(
+        "-d",
+        "--device",
+        default="auto",
+        show_default=True,
+        help="auto, cuda, cuda:1, cpu or sim:CARD. `sweep cards` lists the cards.",
+    ),
+    click.option("--max-batch", default=512, show_default=True, help="The largest batch to try."),
+    click.option("--min-batch", default=1, show_default=True, help="The smallest batch to try."),
+    click.option(
+        "--batches", callback=_numbers, metavar="N,N,...", help="Measure just these, ascending, until one runs out."
+    ),
 )
-@click.option(
-    "-d",
-    "--device",
-    default="auto",
-    show_default=True,
-    help="auto, cuda, cuda:1, cpu or sim:CARD. `sweep cards` lists the cards.",
-)
-@click.option("--max-batch", default=512, show_default=True, help="The largest batch to try.")
-@click.option("--min-batch", default=1, show_default=True, help="The smallest batch to try.")
-@click.option(
-    "--batches", callback=_numbers, metavar="N,N,...", help="Measure just these, ascending, until one runs out."
-)
-@click.option("--precision", default="fp32", show_default=True, metavar="|".join(PRECISIONS))
-@click.option("--optimizer", default="sgd", show_default=True, metavar="|".join(OPTIMIZERS))
-@click.option("--mode", default="train", show_default=True, metavar="|".join(MODES))
-@click.option("--image-size", type=click.IntRange(min=1), help="Pixels a side; the model's own by default.")
-@click.option("--steps", default=3, show_default=True, help="Full training steps a trial runs.")
 @click.option("--memory-limit", metavar="SIZE", help="Lower the device's capacity: 8GiB, 16GB.")
 @click.option("--confirm", type=int, help="Times the answer must fit.  [default: 2, simulated 1]")
 @click.option("--points", default=6, show_default=True, help="Batches measured for the curve.")

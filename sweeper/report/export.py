@@ -36,15 +36,21 @@ Keys may be added under the same schema number; none is taken away.
 
 import csv
 import io
+import platform
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from sweeper import __version__
+from sweeper.curve import fit_law
+from sweeper.predicting import Forecast
+from sweeper.prediction import PredictedPoint
 from sweeper.record import CurvePoint, Record
 from sweeper.report.words import on_simulated
 from sweeper.wire import to_jsonable
 
-__all__ = ["CSV_COLUMNS", "SCHEMA", "curve_csv", "to_json"]
+__all__ = ["CSV_COLUMNS", "SCHEMA", "curve_csv", "forecast_to_json", "forecasts_to_json", "to_json"]
 
 # 1  first version
 SCHEMA = 1
@@ -96,6 +102,82 @@ def to_json(record: Record, folder: Path) -> dict[str, Any]:
         "folder": str(folder),
     }
     return to_jsonable(body)  # type: ignore[no-any-return]
+
+
+def forecast_to_json(found: Forecast) -> dict[str, Any]:
+    """Return the same object for what is predicted: no trials, nothing proven, and in addition::
+
+        predicted            true
+        card                 the catalogue's name
+        uncapped_peak_bytes  what max_batch would reserve on a card without end
+        least_capacity_bytes the least that max_batch runs in
+        headroom_bytes       the capacity less that, of "asked" where a batch was asked for
+        asked                {"size", "fits", "uncapped_peak_bytes", "least_capacity_bytes", "failure"}; or null
+        notes                sentences
+
+    The curve's "peak_reserved_bytes" are uncapped, also where a size does not fit.
+    """
+    spec, guess, failure = found.spec, found.prediction, found.prediction.failure
+    law = fit_law([(p.size, p.peak_allocated_bytes) for p in guess.points if p.size in found.fitting])
+    body = {
+        "schema": SCHEMA,
+        "model": spec.model,
+        "device": spec.device,
+        "device_label": found.card.label,
+        "simulated": True,
+        "predicted": True,
+        "card": found.card.name,
+        "axis": "batch",
+        "max_batch": found.max_batch,
+        "proven": False,
+        "first_failure": found.first_failure,
+        "recommended_batch": None,
+        "capacity_bytes": found.capacity_bytes,
+        "trials": {"fit": 0, "oom": 0, "broken": 0},
+        "seconds": found.seconds,
+        "prediction": {"max_batch": guess.max_batch, "peak_bytes_at_max": guess.peak_bytes_at_max},
+        "uncapped_peak_bytes": found.uncapped_peak_bytes,
+        "least_capacity_bytes": found.least_capacity_bytes,
+        "headroom_bytes": found.headroom_bytes,
+        "asked": found.asked and {**to_jsonable(found.asked), "fits": found.asked.fits},
+        "curve": [_predicted_point(point, found) for point in guess.points],
+        "law": law,
+        "failure": failure and {"size": failure.size, **{key: getattr(failure, key, None) for key in _FAILURE_KEYS}},
+        "broken": None,
+        "finished": True,
+        "prediction_error": None,
+        "warnings": (),
+        "notes": found.notes,
+        "spec": {f.name: getattr(spec, f.name) for f in fields(spec) if f.name != "batch_size"},
+        "versions": {
+            "sweeper": __version__,
+            "python": platform.python_version(),
+            **{name: found.versions.get(name) for name in ("torch", "torchvision")},
+            "cuda": None,
+            "driver": None,
+        },
+        "folder": None,
+    }
+    return to_jsonable(body)  # type: ignore[no-any-return]
+
+
+def forecasts_to_json(found: Sequence[Forecast]) -> dict[str, Any]:
+    """Return ``{"schema", "model", "predicted", "cards"}``, the last a list of the objects above."""
+    cards = [forecast_to_json(one) for one in found]
+    return {"schema": SCHEMA, "model": found[0].spec.model, "predicted": True, "cards": cards}
+
+
+def _predicted_point(point: PredictedPoint, found: Forecast) -> dict[str, Any]:
+    return {
+        **dict.fromkeys(_CURVE_KEYS),
+        "size": point.size,
+        "outcome": "fit" if point.size in found.fitting else "oom",
+        "trials": 0,
+        "peak_allocated_bytes": point.peak_allocated_bytes,
+        "peak_reserved_bytes": point.peak_reserved_bytes,
+        "breakdown": {kind: getattr(point.breakdown, kind) for kind in _KINDS},
+        "holdings": None,
+    }
 
 
 def curve_csv(record: Record) -> str:

@@ -4,22 +4,19 @@ Plain ASCII of our own, so it can be piped and pasted anywhere; names given by t
 for characters that a terminal acts on.  Colour is added last, by whole line, and never carries a meaning of its own.
 """
 
-import textwrap
 from pathlib import Path
 
-from sweeper.predict import Prediction
+from sweeper.prediction import Prediction
 from sweeper.record import CurvePoint, Record, TrialRecord
 from sweeper.report import words
 from sweeper.report.commands import last_broken_folder, next_commands
 from sweeper.report.table import Column, Layout, lay_out
+from sweeper.report.terminal import LABEL_WIDTH, Ink, capital, fill, labelled, percent
 from sweeper.trial import Broken, DeviceReport, Fit, OutOfMemory
 from sweeper.units import format_bytes, format_mib
 
 __all__ = ["columns", "device_line", "summary", "trial_line"]
 
-# Select Graphic Rendition codes (ECMA-48, 8.3.117).
-_INK = {"bold": "1", "dim": "2", "bad": "31", "good": "1;32", "warning": "33", "plain": ""}
-_LABEL_WIDTH = 14
 _TRACEBACK_LINES = 8
 
 
@@ -43,7 +40,7 @@ def trial_line(record: Record, trial: TrialRecord) -> str:
     match trial.outcome:
         case Fit() as fit:
             peak, capacity = fit.peak_reserved_bytes, fit.capacity_bytes
-            share = f" ({_percent(peak, capacity)} %)" if capacity else ""
+            share = f" ({percent(peak, capacity)} %)" if capacity else ""
             verdict, detail = (
                 "fits",
                 f"{words.peak_word(record)} {format_mib(peak)} of {format_mib(capacity)} MiB{share}",
@@ -61,12 +58,12 @@ def trial_line(record: Record, trial: TrialRecord) -> str:
 
 def summary(record: Record, *, folder: Path, color: bool, width: int = 100) -> str:
     """The whole answer for a terminal of ``width`` columns.  Without ``color``, no escapes."""
-    ink = _Ink(color)
+    ink = Ink(color)
     blocks = [_heading(record, width)]
     if record.curve:
         blocks.append(_table(record, ink, width))
     blocks.append(_answer(record, ink, width))
-    if body := [_labelled(s.label, s.text, width, ink, s.tone) for s in words.statements(record)]:
+    if body := [labelled(s.label, s.text, width, ink, s.tone) for s in words.statements(record)]:
         blocks.append("\n".join(body))
     blocks.append(_next_steps(record, folder, ink))
     return "\n\n".join(blocks)
@@ -98,19 +95,6 @@ def columns(record: Record) -> list[Column]:
     return found
 
 
-class _Ink:
-    """Colours whole lines, or leaves everything as it is."""
-
-    def __init__(self, color: bool) -> None:
-        self._color = color
-
-    def __call__(self, text: str, tone: str) -> str:
-        code = _INK[tone]
-        if not self._color or not code:
-            return text
-        return "\n".join(f"\x1b[{code}m{line}\x1b[0m" if line else line for line in text.split("\n"))
-
-
 def _heading(record: Record, width: int) -> str:
     spec = record.header.spec
     arguments = (words.printable(f"{name}={value}") for name, value in spec.model_args.items())
@@ -120,10 +104,10 @@ def _heading(record: Record, width: int) -> str:
     if spec.image_size is not None:
         parts.append(f"{spec.image_size} pixels")
     capacity = f", capacity {format_bytes(record.capacity_bytes)}" if record.capacity_bytes else ""
-    return _fill(f"{', '.join(parts)}, on {words.device_label(record)}{capacity}", width)
+    return fill(f"{', '.join(parts)}, on {words.device_label(record)}{capacity}", width)
 
 
-def _table(record: Record, ink: _Ink, width: int) -> str:
+def _table(record: Record, ink: Ink, width: int) -> str:
     layout: Layout = lay_out(columns(record), width=width)
     lines = [ink(line, "dim") for line in layout.headings]
     for point, row in zip(record.curve, layout.rows, strict=True):
@@ -131,47 +115,28 @@ def _table(record: Record, ink: _Ink, width: int) -> str:
     if any(point.outcome == "oom" for point in record.curve):
         lines.append(ink("  > at least this much before it ran out", "dim"))
     if layout.dropped:
-        lines.append(ink(_fill(f"no room here for: {', '.join(layout.dropped)} (see curve.csv)", width, "  "), "dim"))
+        lines.append(ink(fill(f"no room here for: {', '.join(layout.dropped)} (see curve.csv)", width, "  "), "dim"))
     return "\n".join(lines)
 
 
-def _answer(record: Record, ink: _Ink, width: int) -> str:
+def _answer(record: Record, ink: Ink, width: int) -> str:
     found = words.answer(record)
-    lines = [ink(_fill(_capital(found.text), width), found.tone)]
+    lines = [ink(fill(capital(found.text), width), found.tone)]
     if proven := words.proof(record):
-        lines.append(_fill(proven, width, "  "))
+        lines.append(fill(proven, width, "  "))
     if record.broken is not None:
         tail = (record.broken.traceback or record.broken.log_tail).rstrip().splitlines()[-_TRACEBACK_LINES:]
         lines += [f"  | {words.printable(line)}" for line in tail]
     return "\n".join(lines)
 
 
-def _next_steps(record: Record, folder: Path, ink: _Ink) -> str:
+def _next_steps(record: Record, folder: Path, ink: Ink) -> str:
     """Not wrapped: a path or a command broken over two lines cannot be copied."""
     rows = [("folder", str(folder))]
     if record.broken is not None and (trial := last_broken_folder(record)):
         rows.append(("its log", str(folder / trial / "stderr")))
     rows += next_commands(record, folder)
-    return "\n".join(f"  {ink(label.ljust(_LABEL_WIDTH), 'dim')}  {words.printable(text)}" for label, text in rows)
-
-
-def _labelled(label: str, text: str, width: int, ink: _Ink, tone: str) -> str:
-    indent = " " * (_LABEL_WIDTH + 4)
-    first, *rest = _fill(words.printable(text), width, indent).split("\n")
-    return "\n".join(
-        [f"  {ink(label.ljust(_LABEL_WIDTH), tone if tone != 'plain' else 'dim')}  {first.strip()}", *rest]
-    )
-
-
-def _fill(text: str, width: int, indent: str = "") -> str:
-    return textwrap.fill(
-        text,
-        width=max(width, len(indent) + 20),
-        initial_indent=indent,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    return "\n".join(f"  {ink(label.ljust(LABEL_WIDTH), 'dim')}  {words.printable(text)}" for label, text in rows)
 
 
 def _outcome(record: Record, point: CurvePoint) -> str:
@@ -192,13 +157,4 @@ def _peak(point: CurvePoint, size: int) -> str:
 
 
 def _share(point: CurvePoint, capacity: int) -> str:
-    return _percent(point.peak_reserved_bytes, capacity) if point.outcome == "fit" and capacity else "-"
-
-
-def _percent(size: int, capacity: int) -> str:
-    """Never rounded up to the 100.0 that would read as full."""
-    return f"{min(100 * size / capacity, 99.9) if size < capacity else 100 * size / capacity:.1f}"
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    return percent(point.peak_reserved_bytes, capacity) if point.outcome == "fit" and capacity else "-"

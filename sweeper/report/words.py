@@ -10,6 +10,7 @@ been enough and were refused all the same; which tensors lie in between, only a 
 from dataclasses import dataclass
 from typing import Literal
 
+from sweeper.prediction import PredictedFailure
 from sweeper.record import Record
 from sweeper.report.commands import advice, after_breaking, takes_images
 from sweeper.trial import Broken, Fit, OutOfMemory
@@ -291,7 +292,7 @@ def _asked(failure: OutOfMemory) -> str:
     return ", ".join(said_sizes) if said_sizes else printable(failure.message)
 
 
-def where(failure: OutOfMemory) -> str:
+def where(failure: OutOfMemory | PredictedFailure) -> str:
     """`` in forward of layer1.0 (aten.convolution)``, as far as it is known."""
     phase = "the optimizer step" if failure.phase == "step" else failure.phase
     module = f" of {printable(failure.module)}" if failure.module else ""

@@ -5,6 +5,7 @@ import os
 import sys
 from pathlib import Path
 
+from sweeper.model_names import is_factory
 from sweeper.trial import (
     Broken,
     Describe,
@@ -50,6 +51,7 @@ def _respond(request: Request, folder: Path) -> Response:
 
 def _take_traces(request: TakeTraces, folder: Path) -> Traced | Broken | Refused:
     from sweeper.worker import trial
+    from sweeper.worker.models.sources import own_sources
 
     files = []
     for size in request.sizes:
@@ -59,7 +61,7 @@ def _take_traces(request: TakeTraces, folder: Path) -> Traced | Broken | Refused
         name = f"trace-{size:04d}.json"
         (folder / name).write_text(trace.to_json())
         files.append(name)
-    return Traced(files=tuple(files))
+    return Traced(files=tuple(files), sources=own_sources() if is_factory(request.spec.model) else ())
 
 
 def answer_in_fork(folder: Path) -> int:

@@ -36,8 +36,10 @@ def test_every_command_that_is_shown_parses(document: str, command: str) -> None
     if model := parsed.params.get("model"):
         if model != "my_model.py:factory":
             check_model(model if ":" not in model else str(ROOT / model))
-        device = parsed.params["device"]
+        device = parsed.params.get("device", "")
         assert not device.startswith("sim:") or cards.card(device.removeprefix("sim:"))
+        card = parsed.params.get("card")
+        assert card in (None, "all") or cards.card(card)
 
 
 def test_there_are_commands_to_hold() -> None:

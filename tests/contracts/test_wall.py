@@ -25,16 +25,17 @@ FLOORS: tuple[frozenset[str], ...] = (
             "failures",
             "failure_texts",
             "model_names",
-            "predict",
+            "prediction",
             "probes",
             "recommend",
             "search",
             "trace",
             "record",
+            "untraceable",
         }
     ),
-    frozenset({"journal", "runner"}),
-    frozenset({"sweeping"}),
+    frozenset({"checks", "journal", "runner", "trace_cache"}),
+    frozenset({"predicting", "sweeping"}),
     frozenset({"report", "api"}),
     frozenset({"cli", "__main__"}),
 )
@@ -86,14 +87,25 @@ def test_the_vocabulary_is_standard_library_only() -> None:
             assert top == "sweeper" or top in sys.stdlib_module_names, f"{name} imports {imported}"
 
 
-@pytest.mark.parametrize("statement", ["import sweeper, sweeper.cli", "import sweeper; sweeper.sweep; sweeper.Run"])
+@pytest.mark.parametrize(
+    "statement", ["import sweeper, sweeper.cli", "import sweeper; sweeper.sweep; sweeper.Run; sweeper.predict"]
+)
 def test_the_driver_starts_without_torch_or_matplotlib(statement: str) -> None:
     code = f"{statement}; import sys; sys.exit(len({{'torch', 'matplotlib', 'numpy'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_the_public_names_are_exactly_these() -> None:
-    assert sorted(sweeper.__all__) == ["Run", "SweepError", "__version__", "load", "resume", "sweep"]
+    assert sorted(sweeper.__all__) == [
+        "Forecast",
+        "Run",
+        "SweepError",
+        "__version__",
+        "load",
+        "predict",
+        "resume",
+        "sweep",
+    ]
     for name in sweeper.__all__:
         assert getattr(sweeper, name) is not None
     with pytest.raises(AttributeError):

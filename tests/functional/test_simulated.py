@@ -11,7 +11,7 @@ from torch import nn
 from sweeper.allocator import CachingAllocator
 from sweeper.cards import card
 from sweeper.errors import UnknownName
-from sweeper.predict import predict
+from sweeper.prediction import predict
 from sweeper.trace import AffineTrace, Trace, replay
 from sweeper.trial import Precision
 from sweeper.units import MIB

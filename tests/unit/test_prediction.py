@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sweeper.allocator import CachingAllocator
-from sweeper.predict import Prediction, curve_sizes, predict, predict_host
+from sweeper.allocator_conf import AllocatorConf
+from sweeper.prediction import Prediction, Replays, Room, curve_sizes, predict, predict_host
 from sweeper.trace import AffineTrace, Label, Mark, replay
 from sweeper.units import MIB
 from sweeper.wire import from_jsonable, to_jsonable
@@ -126,3 +127,31 @@ def test_on_the_host_the_peak_is_live_bytes_in_blocks_of_64_without_cuda_workspa
     assert said.max_batch == max((size for size, peak in peaks.items() if peak <= budget), default=None)
     assert all(point.peak_allocated_bytes == peaks[point.size] for point in said.points)
     assert said.method == "live bytes"
+
+
+ROOMS = [
+    Room(capacity_bytes=90 * MIB),
+    Room(capacity_bytes=90 * MIB, limit_bytes=61 * MIB, total_bytes=100 * MIB),
+]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize(
+    "words", ["", "expandable_segments:True", "garbage_collection_threshold:0.5", "per_process_memory_fraction:0.5"]
+)
+def test_what_is_not_replayed_is_what_the_replay_would_say(room: Room, words: str) -> None:
+    conf = AllocatorConf.parse(words)
+    for law in (a_law(), a_law(fixed=30 * MIB, per_sample=700_000), a_law(workspace=8 * MIB, per_sample=11 * MIB)):
+        replays, fresh = Replays(law, conf), Replays(law, conf)
+        for size in (1, 2, 5, 20, 28, 58, 59, 60, 61, 86, 87, 88, 200):
+            replays.uncapped(size)
+            assert replays.fits(size, room) == fresh.within(size, room).fits
+
+
+@given(st.integers(1, 40 * MIB), st.integers(1, 5 * MIB), st.integers(1, 100))
+def test_the_least_capacity_is_enough_and_a_page_less_is_not(fixed: int, per_sample: int, size: int) -> None:
+    law = a_law(fixed=fixed, per_sample=per_sample)
+    least = Replays(law).least_capacity_bytes(size)
+    assert least % (2 * MIB) == 0
+    assert fits(law, size, least)
+    assert not fits(law, size, least - 2 * MIB)

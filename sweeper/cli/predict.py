@@ -1,0 +1,76 @@
+"""``sweep predict``: what fits on a card, from replays alone; nothing is run."""
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from sweeper import api
+from sweeper.cli.model_options import model_options
+from sweeper.errors import UsageError
+from sweeper.report import export, forecasts
+from sweeper.trial import TrialSpec
+
+__all__ = ["predict"]
+
+YES, NO = 0, 1
+
+
+@click.command(short_help="Say what fits on a card, without running anything.")
+@model_options(
+    click.option("-c", "--card", help="A card of `sweep cards`, a size such as 24GiB, or all."),
+    click.option("--batch", type=int, metavar="N", help="Does this batch fit?  Leaves with 0 if it does, else 1."),
+    click.option("--budget", metavar="SIZE", help="A limit below the card's memory; without a card, all there is."),
+    click.option("--max-batch", default=4096, show_default=True, help="The largest batch to look at."),
+)
+@click.option("--no-cache", is_flag=True, help="Trace anew, and keep nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+@click.option("-q", "--quiet", is_flag=True, help="Print the number alone.")
+@click.option("--color/--no-color", default=None, help="Colours; by default where the output is a terminal.")
+@click.pass_context
+def predict(
+    context: click.Context,
+    /,
+    *,
+    card: str | None,
+    no_cache: bool,
+    as_json: bool,
+    quiet: bool,
+    color: bool | None,
+    **question: Any,
+) -> None:
+    """Say what fits on a card that need not be here: the curve, the largest batch, and what would run out first.
+
+    \b
+    sweep predict --model resnet50 --precision amp-bf16 --card l4
+    sweep predict --model resnet50 --card all
+    sweep predict --model resnet50 --card t4 --batch 64 && echo it fits
+    sweep predict --model resnet50 --batch 64 --budget 16GiB
+    """
+    if as_json and quiet:
+        raise UsageError("--json and --quiet print different things", hint="give one of them")
+    if question["model"] is None:
+        raise UsageError("which model?", hint="sweep predict --model resnet18 --card l4; `sweep models` lists them")
+    given: dict[str, Any] = {**question, "cache": not no_cache, "on_trace": None if quiet else _say_tracing}
+    colored = sys.stdout.isatty() if color is None else color
+    if card == "all":
+        if quiet:
+            raise UsageError("--quiet prints one number, and --card all has many", hint="name the card, or use --json")
+        found = api.predict_all(**given)
+        click.echo(_json(export.forecasts_to_json(found)) if as_json else forecasts.comparison(found, color=colored))
+        context.exit(YES if any(one.fits for one in found) else NO)
+    one = api.predict(card=card, **given)
+    if quiet:
+        click.echo(one.max_batch or 0)
+    else:
+        click.echo(_json(export.forecast_to_json(one)) if as_json else forecasts.summary(one, color=colored))
+    context.exit(YES if one.fits else NO)
+
+
+def _json(body: dict[str, Any]) -> str:
+    return json.dumps(body, indent=1, allow_nan=False)
+
+
+def _say_tracing(spec: TrialSpec, compute_capability: str) -> None:
+    click.echo(f"tracing {spec.model} as on compute capability {compute_capability}", err=True)

@@ -1,0 +1,261 @@
+"""A prediction from a model's name: the traces (kept, or taken by the worker), their law, the answer for a card.
+
+The step is traced at two small batches, and at a third to check that what happens at any batch follows from the two.
+Where it does not follow, each batch that is asked about is traced by itself, and the answer says so; that takes as
+long as a ``sim:`` trial does each time.  A sweep, whose prediction is only a first guess, does without then.
+
+With all traces kept from before no worker is started.  Nothing is measured here, and every number of a ``Forecast`` is
+one that a ``sim:`` trial of the same installation would report.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sweeper.allocator_conf import AllocatorConf
+from sweeper.cards import Card
+from sweeper.errors import Untraceable, UsageError
+from sweeper.prediction import PredictedFailure, Prediction, Replays, Room, predict_within, predicted_failure
+from sweeper.runner import Runner
+from sweeper.trace import AffineTrace, NotAffine, Trace
+from sweeper.trace_cache import TraceCache, question, versions
+from sweeper.trial import Broken, Refused, TakeTraces, Traced, TrialSpec, with_size
+from sweeper.untraceable import untraceable
+
+__all__ = ["AskedBatch", "EachSize", "Forecast", "StepTracer", "Wanted", "affine_law", "forecasts", "job_traces"]
+
+# Small, so that tracing is quick and nothing special happens at them (a batch of 1 breaks batch norm after pooling);
+# the third is far from both, and odd.
+_LAW_SIZES = (4, 8, 61)
+
+
+class StepTracer:
+    """Takes traces of a step: from ``cache``, where one is given and has them, else from a worker run in ``folder``."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        folder: Path,
+        *,
+        cache: TraceCache | None = None,
+        on_trace: Callable[[TrialSpec, str], None] | None = None,
+    ) -> None:
+        self._runner = runner
+        self._folder = folder
+        self._cache = cache
+        self._on_trace = on_trace
+
+    def traces(self, spec: TrialSpec, compute_capability: str, sizes: Sequence[int]) -> tuple[Trace, ...]:
+        """The traces of ``spec``, whose device is ``sim:CARD``, at ``sizes``.
+
+        Raises ``UsageError`` where the worker refuses the question, ``Untraceable`` where the step cannot be traced.
+        """
+        asked = {size: question(with_size(spec, size), compute_capability) for size in sizes}
+        found: dict[int, Trace] = {}
+        if self._cache:
+            found = {size: kept for size in sizes if (kept := self._cache.get(asked[size])) is not None}
+        missing = tuple(size for size in sizes if size not in found)
+        if missing:
+            if self._on_trace:
+                self._on_trace(spec, compute_capability)
+            taken, sources = self._take(spec, missing)
+            for size, trace in zip(missing, taken, strict=True):
+                found[size] = trace
+                if self._cache:
+                    self._cache.put(asked[size], trace, sources)
+        return tuple(found[size] for size in sizes)
+
+    def _take(self, spec: TrialSpec, sizes: tuple[int, ...]) -> tuple[list[Trace], tuple[str, ...]]:
+        request = TakeTraces(spec=spec, sizes=sizes)
+        response = self._runner.run(request, self._folder)
+        if isinstance(response, Broken) and response.failure == "infra":  # as with a trial: once more
+            response = self._runner.run(request, self._folder)
+        match response:
+            case Traced(files=files, sources=sources):
+                return [Trace.from_json((self._folder / name).read_text()) for name in files], sources
+            case Refused(message=message, hint=hint):
+                raise UsageError(message, hint=hint)
+            case Broken():
+                raise untraceable(with_size(spec, sizes[0]), response)
+        raise Untraceable(f"the worker answered with {type(response).__name__}", hint="reinstall sweeper")
+
+
+class EachSize:
+    """The traces of a job that is not affine: each size is traced when it is first asked for.
+
+    ``taken`` are traces there are already; ``why`` says what is not affine.
+    """
+
+    def __init__(
+        self, tracer: StepTracer, spec: TrialSpec, compute_capability: str, *, taken: Sequence[Trace], why: NotAffine
+    ) -> None:
+        self._tracer, self._spec, self._compute_capability = tracer, spec, compute_capability
+        self._traces = {trace.batch_size: trace for trace in taken}
+        self.why = why
+
+    def at(self, batch_size: int) -> Trace:
+        """Raises ``Untraceable`` where that size cannot be traced."""
+        if batch_size not in self._traces:
+            self._traces[batch_size], *_ = self._tracer.traces(self._spec, self._compute_capability, (batch_size,))
+        return self._traces[batch_size]
+
+
+def affine_law(tracer: StepTracer, spec: TrialSpec, compute_capability: str) -> AffineTrace:
+    """The law of ``spec``'s step.  Raises ``NotAffine`` where there is none, and what ``StepTracer.traces`` raises."""
+    return AffineTrace.join(*tracer.traces(spec, compute_capability, _LAW_SIZES))
+
+
+def job_traces(tracer: StepTracer, spec: TrialSpec, compute_capability: str) -> AffineTrace | EachSize:
+    """The law of ``spec``'s step; where there is none, its traces one by one."""
+    taken = tracer.traces(spec, compute_capability, _LAW_SIZES)
+    try:
+        return AffineTrace.join(*taken)
+    except NotAffine as why:
+        return EachSize(tracer, spec, compute_capability, taken=taken, why=why)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedBatch:
+    """Whether one batch fits.  ``failure`` says where it runs out, and is None when it fits."""
+
+    size: int
+    uncapped_peak_bytes: int  # reserved, with nothing in its way
+    least_capacity_bytes: int  # the least it runs in
+    failure: PredictedFailure | None
+
+    @property
+    def fits(self) -> bool:
+        return self.failure is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What is predicted of one job on one card.  Bytes.
+
+    ``uncapped_peak_bytes`` and ``least_capacity_bytes`` are of the largest batch that fits: the most it would reserve
+    on a card without end, and the least capacity it runs in; None where nothing fits.  The allocator keeps what it has
+    while there is room, so the first is more.  ``notes`` are sentences.
+    """
+
+    spec: TrialSpec  # its device is ``sim:CARD``, its limit the budget
+    card: Card
+    capacity_bytes: int
+    cap: int
+    floor: int
+    prediction: Prediction
+    fitting: tuple[int, ...]  # those of the prediction's points that fit
+    uncapped_peak_bytes: int | None
+    least_capacity_bytes: int | None
+    asked: AskedBatch | None = None
+    notes: tuple[str, ...] = ()
+    versions: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def max_batch(self) -> int | None:
+        """The largest batch that fits; None when nothing does."""
+        return self.prediction.max_batch
+
+    @property
+    def first_failure(self) -> int | None:
+        """The smallest batch that does not fit; None when the cap does."""
+        return self.prediction.failure.size if self.prediction.failure else None
+
+    @property
+    def headroom_bytes(self) -> int | None:
+        """What the asked batch, else the largest, leaves of the capacity at its least; negative where it lacks that."""
+        least = self.asked.least_capacity_bytes if self.asked else self.least_capacity_bytes
+        return None if least is None else self.capacity_bytes - least
+
+    @property
+    def fits(self) -> bool:
+        """The answer: whether the asked batch fits; without one, whether any does."""
+        return self.asked.fits if self.asked else self.max_batch is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is asked of each card: the sizes to look among, one batch in particular, a budget in bytes."""
+
+    cap: int
+    floor: int = 1
+    batch: int | None = None
+    budget_bytes: int | None = None
+
+
+def forecasts(
+    spec: TrialSpec, cards: Sequence[Card], wanted: Wanted, tracer: StepTracer, conf: AllocatorConf
+) -> Iterator[Forecast]:
+    """What is predicted of ``spec`` on each card in turn; those of one compute capability share traces and replays.
+
+    Raises what ``StepTracer.traces`` raises.
+    """
+    jobs: dict[str, _Job] = {}
+    for card in cards:
+        began = time.monotonic()
+        on_card = dataclasses.replace(spec, device=f"sim:{card.name}")
+        job = jobs.get(card.compute_capability)
+        if job is None:
+            traces = job_traces(tracer, on_card, card.compute_capability)
+            job = jobs[card.compute_capability] = _Job(traces, conf, wanted.floor)
+        found = job.forecast(on_card, card, wanted)
+        yield dataclasses.replace(found, versions=versions(), seconds=time.monotonic() - began)
+
+
+class _Job:
+    """The replays of one job for cards of one compute capability."""
+
+    def __init__(self, traces: AffineTrace | EachSize, conf: AllocatorConf, floor: int) -> None:
+        self._replays = Replays(traces, conf)
+        self._floor = floor
+        self._notes: tuple[str, ...] = ()
+        if isinstance(traces, EachSize):
+            self._notes = (f"memory is not affine in the batch, so each size was traced by itself ({traces.why})",)
+            self._start_where_it_runs(traces)
+
+    def _start_where_it_runs(self, traces: EachSize) -> None:
+        """Batch 1 breaks where batch norm follows pooling, whatever the memory; the law would not have asked it."""
+        if self._floor > 1:
+            return
+        try:
+            traces.at(1)
+        except Untraceable as problem:
+            self._floor = 2
+            self._notes += (f"batch 1 does not run, so the sizes start at 2 ({problem.message})",)
+
+    def forecast(self, spec: TrialSpec, card: Card, wanted: Wanted) -> Forecast:
+        room = _room_of(card, wanted.budget_bytes)
+        floor = max(wanted.floor, self._floor)
+        prediction = predict_within(self._replays, room, cap=max(wanted.cap, floor), floor=floor)
+        largest = prediction.max_batch
+        return Forecast(
+            spec=dataclasses.replace(spec, memory_limit_bytes=room.limit_bytes),
+            card=card,
+            capacity_bytes=room.least_bytes,
+            cap=max(wanted.cap, floor),
+            floor=floor,
+            prediction=prediction,
+            fitting=tuple(point.size for point in prediction.points if self._replays.fits(point.size, room)),
+            uncapped_peak_bytes=None if largest is None else self._replays.uncapped(largest).peak_reserved_bytes,
+            least_capacity_bytes=None if largest is None else self._replays.least_capacity_bytes(largest),
+            asked=None if wanted.batch is None else self._asked(wanted.batch, room),
+            notes=self._notes,
+        )
+
+    def _asked(self, size: int, room: Room) -> AskedBatch:
+        failure = None if self._replays.fits(size, room) else self._replays.within(size, room).failure
+        return AskedBatch(
+            size=size,
+            uncapped_peak_bytes=self._replays.uncapped(size).peak_reserved_bytes,
+            least_capacity_bytes=self._replays.least_capacity_bytes(size),
+            failure=None if failure is None else predicted_failure(size, failure),
+        )
+
+
+def _room_of(card: Card, budget_bytes: int | None) -> Room:
+    """What a job may have on ``card``, as the simulated device gives it; a budget is a limit on the allocator."""
+    return Room(
+        capacity_bytes=card.total_bytes - card.context_bytes, limit_bytes=budget_bytes, total_bytes=card.total_bytes
+    )

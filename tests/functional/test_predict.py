@@ -1,0 +1,263 @@
+"""``sweep predict`` for real: it says what trials on the simulated card say, and what it prints says "predicted"."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sweeper.allocator_conf import DEFAULT_CONF
+from sweeper.cards import card
+from sweeper.cli import main
+from sweeper.errors import Untraceable
+from sweeper.journal import Journal
+from sweeper.predicting import Forecast, StepTracer, Wanted, forecasts
+from sweeper.record import Settings
+from sweeper.report import export
+from sweeper.report import forecasts as shown
+from sweeper.runner import ForkRunner
+from sweeper.sweeping import Silent, run_sweep
+from sweeper.trace_cache import TraceCache
+from sweeper.trial import Fit, OutOfMemory, TrialSpec
+from tests.builders import a_finished_record, a_header, a_prediction, a_spec
+
+WORKERS = Path(__file__).parents[1] / "workers"
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[ForkRunner]:
+    with closing(ForkRunner(timeout_s=120)) as one:
+        yield one
+
+
+def predicted(runner: ForkRunner, folder: Path, spec: TrialSpec, on: str, **wanted: int) -> Forecast:
+    cache = TraceCache(folder.parent / "cache")  # cards of one compute capability share their traces
+    tracer = StepTracer(runner, folder / "predicting", cache=cache)
+    (found,) = forecasts(spec, (card(on),), Wanted(**{"cap": 4096, **wanted}), tracer, DEFAULT_CONF)
+    return found
+
+
+@pytest.mark.parametrize("model", ["alexnet", "resnet18", "squeezenet1_1"])
+@pytest.mark.parametrize("on", ["gtx1650", "t4"])
+@pytest.mark.parametrize("precision", ["fp32", "amp-fp16"])
+def test_a_sweep_and_a_prediction_give_the_same_boundary(
+    runner: ForkRunner, tmp_path: Path, model: str, on: str, precision: str
+) -> None:
+    spec = a_spec(model=model, device=f"sim:{on}", precision=precision, steps=2)
+    header = a_header(spec=spec, settings=Settings(cap=4096, points=1, margin=0))
+    with Journal.create(tmp_path / "run", header) as journal:
+        record = run_sweep(journal, runner, Silent())
+    found = predicted(runner, tmp_path, spec, on)
+    assert record.proven
+    assert (found.max_batch, found.first_failure) == (record.max_batch, record.first_failure)
+    assert found.capacity_bytes == record.capacity_bytes
+    # Where it runs out, and the peak of the largest batch, are the trials' too.
+    failed, said = record.failure, found.prediction.failure
+    if failed is None:
+        assert said is None
+    else:
+        assert said is not None
+        assert (said.size, said.operator, said.module, said.phase) == (
+            failed[0],
+            failed[1].operator,
+            failed[1].module,
+            failed[1].phase,
+        )
+    last = next(p for p in record.curve if p.size == record.max_batch)
+    assert found.prediction.peak_bytes_at_max == last.peak_reserved_bytes
+
+
+def test_a_model_that_is_not_affine_is_predicted_as_its_trials_say(runner: ForkRunner, tmp_path: Path) -> None:
+    spec = a_spec(model=f"{WORKERS / 'unpredictable.py'}:jumps", steps=2)
+    limit = 64 << 20
+    found = predicted(runner, tmp_path, spec, "t4", cap=512, budget_bytes=limit)
+    assert found.floor == 2
+    assert [word for note in found.notes for word in ("not affine", "start at 2") if word in note] == [
+        "not affine",
+        "start at 2",
+    ]
+    assert found.max_batch is not None
+    for size, kind in ((found.max_batch, Fit), (found.max_batch + 1, OutOfMemory)):
+        trial = replace(spec, batch_size=size, device="sim:t4", memory_limit_bytes=limit)
+        assert isinstance(runner.run(trial, tmp_path / "trial"), kind)
+
+
+def test_a_model_that_reads_a_value_is_an_error_with_the_operator_the_line_and_the_way_out(
+    runner: ForkRunner, tmp_path: Path
+) -> None:
+    file = WORKERS / "unpredictable.py"
+    line = 1 + next(n for n, text in enumerate(file.read_text().splitlines()) if ".item()" in text)
+    with pytest.raises(Untraceable) as caught:
+        predicted(runner, tmp_path, a_spec(model=f"{file}:reads_a_value"), "t4")
+    assert "Tensor.item needs values" in caught.value.message
+    assert f"{file.name}:{line} in forward: if x.sum().item() > 0:" in caught.value.message
+    assert "--device cuda, or --device cpu" in caught.value.hint
+
+
+def test_a_users_files_are_what_their_traces_depend_on(runner: ForkRunner, tmp_path: Path) -> None:
+    (tmp_path / "sizes.py").write_text("WIDTH = 64\n")
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn, zeros\nimport sizes\n\n\nclass Net(nn.Linear):\n"
+        "    def example_inputs(self, batch):\n        return zeros(batch, sizes.WIDTH)\n\n\n"
+        "def make():\n    return Net(sizes.WIDTH, 8)\n"
+    )
+    spec = a_spec(model=f"{tmp_path / 'mine.py'}:make")
+    before = predicted(runner, tmp_path, spec, "t4", cap=64)
+    assert predicted(runner, tmp_path, spec, "t4", cap=64).prediction == before.prediction
+    (tmp_path / "sizes.py").write_text("WIDTH = 6400\n")  # imported by the model's file, not named in the question
+    after = predicted(runner, tmp_path, spec, "t4", cap=64)
+    assert after.uncapped_peak_bytes is not None
+    assert before.uncapped_peak_bytes is not None
+    assert after.prediction.points[-1].breakdown.weights > 50 * before.prediction.points[-1].breakdown.weights
+
+
+# -- the command ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sweep(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kept: Path, tmp_path: Path) -> Command:
+    """Run the command here, with the traces of ``kept``; returns its exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(kept))
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["sweep", "predict", *arguments])
+        with pytest.raises(SystemExit) as left:
+            main()
+        out, err = capsys.readouterr()
+        assert isinstance(left.value.code, int)
+        return left.value.code, out, err
+
+    return run
+
+
+JOB = ("--model", "small-cnn", "--image-size", "64", "--steps", "2")
+ON = ("--card", "2GiB")
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's cache that holds the traces of ``JOB``, from asking about it once."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        patch.setattr(sys, "argv", ["sweep", "predict", *JOB, *ON, "--quiet"])
+        with pytest.raises(SystemExit) as left:
+            main()
+    assert left.value.code == 0
+    assert list(folder.rglob("*.json.gz"))
+    return folder
+
+
+def test_every_row_and_sentence_says_that_it_is_predicted(sweep: Command) -> None:
+    code, out, err = sweep(*JOB, *ON, "--batch", "64", "--budget", "1GiB")
+    assert (code, err) == (0, "")
+    blocks = out.split("\n\n")
+    rows = [line for line in blocks[1].splitlines() if line.split()[0].isdigit()]
+    assert len(rows) > 3
+    assert all("(predicted)" in row for row in rows)
+    assert "predicted" in blocks[0]
+    assert "(predicted)" in blocks[2]
+    for label in ("batch 64", "runs out", "memory", "uncapped peak", "at the least"):
+        assert f"\n  {label} " in f"\n{blocks[3]}"
+    assert blocks[3].count("(predicted)") >= 6
+    assert "No measured error of what is predicted is known yet" in out
+    assert "--memory-limit 1GiB" in blocks[-1]
+
+
+def test_with_kept_traces_no_worker_starts_and_torch_is_not_imported(kept: Path) -> None:
+    code = (
+        "import sys\n"
+        "from sweeper.cli import main\n"
+        "def refuse(event, arguments):\n"
+        "    assert event not in ('subprocess.Popen', 'os.fork', 'os.exec', 'os.posix_spawn'), event\n"
+        "sys.addaudithook(refuse)\n"
+        f"sys.argv = {['sweep', 'predict', *JOB, *ON, '--json']!r}\n"
+        "try:\n    main()\nexcept SystemExit as left:\n    assert left.code == 0\n"
+        "assert not {'torch', 'matplotlib', 'numpy'} & set(sys.modules)\n"
+    )
+    environment = {"XDG_CACHE_HOME": str(kept), "PYTHONPATH": str(WORKERS.parents[1]), "PATH": ""}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["predicted"] is True
+
+
+def test_the_object_has_every_key_of_a_sweeps(sweep: Command, tmp_path: Path) -> None:
+    body = json.loads(sweep(*JOB, *ON, "--batch", "3", "--json")[1])
+    sweeps = export.to_json(a_finished_record(prediction=a_prediction()), tmp_path)
+    assert sweeps.keys() <= body.keys()
+    assert {key for point in body["curve"] for key in point} == sweeps["curve"][0].keys()
+    for key in ("failure", "law", "versions", "spec", "prediction", "trials"):
+        assert body[key].keys() == sweeps[key].keys(), key
+    assert body["trials"] == {"fit": 0, "oom": 0, "broken": 0}
+    assert (body["proven"], body["folder"], body["recommended_batch"]) == (False, None, None)
+    assert body["asked"]["fits"]
+    assert body["headroom_bytes"] == body["capacity_bytes"] - body["asked"]["least_capacity_bytes"]
+    outcomes = {point["size"]: point["outcome"] for point in body["curve"]}
+    assert outcomes[body["max_batch"]] == "fit"
+    assert outcomes[body["first_failure"]] == "oom"
+
+
+def test_whether_a_batch_fits_is_the_exit_code(sweep: Command) -> None:
+    _, out, _ = sweep(*JOB, *ON, "--quiet")
+    largest = int(out)
+    for batch, code in ((1, 0), (largest, 0), (largest + 1, 1), (10 * largest, 1)):
+        left, out, _ = sweep(*JOB, *ON, "--batch", str(batch))
+        assert left == code
+        assert f"batch {batch}" in out
+        assert ("does not fit" in out) == bool(code)
+    assert sweep(*JOB, *ON, "--batch", "1", "--budget", "1MiB")[0] == 1
+    assert sweep(*JOB, *ON, "--budget", "1MiB")[0] == 1
+
+
+def test_a_budget_without_a_card_is_all_there_is(sweep: Command) -> None:
+    code, out, err = sweep(*JOB, "--budget", "1GiB", "--json")
+    body = json.loads(out)
+    assert (code, err) == (0, "")  # of the capability of ``ON``, so nothing is traced
+    assert body["capacity_bytes"] == 1 << 30
+    assert 0 < body["max_batch"] < 4096
+
+
+def test_all_cards_are_one_table_in_order(runner: ForkRunner, tmp_path: Path) -> None:
+    tracer = StepTracer(runner, tmp_path / "trace", cache=TraceCache(tmp_path / "cache"))
+    spec = a_spec(model="mlp", steps=2)
+    some = [card(name) for name in ("t4", "gtx1650", "rtx2060")]
+    found = list(forecasts(spec, some, Wanted(cap=4096, batch=8), tracer, DEFAULT_CONF))
+    text = shown.comparison(found, color=False)
+    rows = [line.split() for line in text.splitlines() if line.split() and line.split()[0] in {c.name for c in some}]
+    assert [row[0] for row in rows] == [one.card.name for one in found]
+    assert all("predicted" in " ".join(row) and "fits" in row for row in rows)
+    body = export.forecasts_to_json(found)
+    assert [one["card"] for one in body["cards"]] == [one.card.name for one in found]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        ((*ON,), "which model?", "sweep models"),
+        (JOB, "which card?", "sweep cards"),
+        ((*JOB, "--card", "rtx4061"), "rtx4061", "rtx4060"),
+        ((*JOB, "--card", "all", "--quiet"), "--quiet prints one number", "--json"),
+        ((*JOB, *ON, "--json", "--quiet"), "--json and --quiet", "one of them"),
+        ((*JOB, *ON, "--batch", "0"), "at least one sample", "1 or more"),
+        ((*JOB, *ON, "--max-batch", "0"), "at least one sample", "1 or more"),
+        ((*JOB, *ON, "--budget", "80GiB"), "is more than", "less"),
+        ((*JOB, *ON, "--budget", "lots"), "'lots' is not a size", "8GiB"),
+        ((*JOB, *ON, "--steps", "1"), "too few", "--steps 2"),
+        ((*JOB, *ON, "--precision", "fp33"), "no precision is called 'fp33'", "fp32"),
+        (("--model", "resnet19", *ON), "no model is called 'resnet19'", "resnet18"),
+    ],
+)
+def test_a_question_that_cannot_be_asked_is_one_line_and_a_hint(
+    sweep: Command, arguments: tuple[str, ...], message: str, hint: str
+) -> None:
+    code, _, err = sweep(*arguments)
+    assert code == 2
+    assert message in err
+    assert hint in err
+    assert len(err.splitlines()) == 2

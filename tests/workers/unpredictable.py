@@ -1,0 +1,38 @@
+"""Networks that a prediction has trouble with: one that is not affine in the batch, and one that reads a value.
+
+Named as ``tests/workers/unpredictable.py:jumps``.  Loaded by the worker only; the tests never import it.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.workers.networks import Linears
+
+
+class Jumps(Linears):
+    """Pads its batch to a multiple of 48, and normalizes over it, which a batch of one sample cannot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(1024)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(x)
+        return super().forward(F.pad(x, (0, 0, 0, -len(x) % 48)))
+
+
+def jumps() -> nn.Module:
+    return Jumps()
+
+
+class ReadsAValue(Linears):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.sum().item() > 0:
+            x = x + 1
+        return super().forward(x)
+
+
+def reads_a_value() -> nn.Module:
+    """Looks at its input on the host, which a step on meta tensors has not."""
+    return ReadsAValue()
