@@ -10,10 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from scoring.answer import Answer
+from scoring.answer import OUTSIDE_BYTES, Answer
 from scoring.rows import OTHERS, Bracket, Cap, Peak
-from sweeper.cards import card
-from sweeper.units import MIB
 
 __all__ = [
     "Scored",
@@ -28,11 +26,6 @@ __all__ = [
 ]
 
 CAP_SLACK = 0.02
-# What nvidia-smi counts of a process and the allocator does not, on the A100-40 of gmn-tv: context, modules, whatever
-# else its pipeline held.  Fitted, because no source gives it (the nearest measurement of another job is 1.38 GiB): what
-# mobilenet_v2, inception_v3 and vgg16 leave at batch 32, in the median.  The other half of the models then has a median
-# error of 1.0 %; slopes do not depend on it.
-PROCESS_BYTES: Mapping[str, int] = {"a100-40gb": 1784 * MIB}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +76,7 @@ def predicted_bytes(item: Scored) -> int:
 
 def outside_bytes(row: Peak) -> int:
     """What was measured besides the allocator's memory; 0 where the context is not in the number."""
-    if row.job is None or not row.with_context:
-        return 0
-    return PROCESS_BYTES.get(row.job.card, card(row.job.card).context_bytes)
+    return OUTSIDE_BYTES if row.with_context else 0
 
 
 def score(items: Iterable[Scored]) -> list[SetScore]:
@@ -96,7 +87,7 @@ def score(items: Iterable[Scored]) -> list[SetScore]:
     scores = []
     for name, members in groups.items():
         done = [item for item in members if item.answer.problem is None]
-        skipped = Counter(item.answer.problem for item in members if item.answer.problem is not None)
+        skipped = dict(Counter(item.answer.problem for item in members if item.answer.problem is not None))
         scores.append(_score_of(name, done, skipped))
         if slopes := slope_errors(done, predicted_bytes):
             scores.append(_slopes(name, done, slopes))
