@@ -26,6 +26,7 @@ from sweeper.trial import KINDS, PHASES, Breakdown, Kind, Phase
 
 __all__ = [
     "SCHEMA",
+    "WORKSPACE_OPERATOR",
     "AffineTrace",
     "Label",
     "Mark",
@@ -41,6 +42,9 @@ __all__ = [
 
 # 1  first version
 SCHEMA = 1
+
+# The operator of an allocation that the step can do without: a workspace, for which cuDNN has other plans.
+WORKSPACE_OPERATOR = "cudnn_workspace"
 
 
 class TraceError(ValueError):
@@ -241,20 +245,26 @@ class Replay:
 
 
 def replay(trace: Trace, allocator: CachingAllocator) -> Replay:
-    """Hand every event of ``trace`` to ``allocator``, which is used up by it, until the end or the first refusal."""
-    addresses: list[int] = []
+    """Hand every event of ``trace`` to ``allocator``, which is used up by it, until the end or the first refusal.
+
+    A refused ``WORKSPACE_OPERATOR`` is passed over, as the step passes over it.
+    """
+    addresses: list[int | None] = []
     held: list[int] = []
     failure = None
     for index, event in enumerate(trace.events):
         if event < 0:
-            allocator.free(addresses[~event])
+            if (address := addresses[~event]) is not None:
+                allocator.free(address)
             continue
         before = allocator.allocated_bytes
         try:
             addresses.append(allocator.allocate(trace.sizes[event]))
         except AllocatorOutOfMemory as refusal:
-            failure = _failure(trace, index, event, refusal)
-            break
+            if trace.label(event).operator != WORKSPACE_OPERATOR:
+                failure = _failure(trace, index, event, refusal)
+                break
+            addresses.append(None)
         held.append(allocator.allocated_bytes - before)
     done = trace.events if failure is None else trace.events[: failure.event]
     kinds = [trace.labels[label].kind for label in trace.labels_of[: len(held)]]

@@ -233,7 +233,7 @@ def test_the_simulation_allocates_what_cuda_allocates_in_the_same_order(job: Job
     failure = recorded / f"{job}.error"
     assert not failure.exists(), failure.read_text()
     truth: dict[str, Any] = json.loads((recorded / f"{job}.json").read_text())
-    device = SimulatedDevice(_CARDS[job.capability], record=True)
+    device = SimulatedDevice(_CARDS[job.capability], record=True, cudnn_workspaces=False)
     train(job, device)
     trace = device.trace(4)
     said = list(ordered(list(trace.events), list(trace.sizes)))

@@ -31,12 +31,14 @@ class SimulatedDevice(Device):
     """One card of the catalogue.  With ``record`` its capacity is unlimited, and ``trace`` is what it was asked.
 
     Raises ``UnknownName`` when the catalogue has no such card.  The allocator is configured, as the real one, by
-    ``PYTORCH_CUDA_ALLOC_CONF``.
+    ``PYTORCH_CUDA_ALLOC_CONF``.  Without ``cudnn_workspaces`` convolutions take none, as on the stand-in runtime.
     """
 
     simulated: ClassVar[bool] = True
 
-    def __init__(self, card: str, memory_limit_bytes: int | None = None, *, record: bool = False) -> None:
+    def __init__(
+        self, card: str, memory_limit_bytes: int | None = None, *, record: bool = False, cudnn_workspaces: bool = False
+    ) -> None:
         self._name = card
         self._card = find_card(card)
         self.torch_device = torch.device("meta")
@@ -54,7 +56,8 @@ class SimulatedDevice(Device):
         self._compute_capability = int(major), int(minor)
         self._ledger = Ledger(self._allocator)
         self._modules = ModulePaths()
-        self._tracer = Tracer(self._ledger, self._modules, CudaKernels(self._compute_capability))
+        kernels = CudaKernels(self._compute_capability, cudnn_workspaces=cudnn_workspaces)
+        self._tracer = Tracer(self._ledger, self._modules, kernels)
 
     def report(self) -> DeviceReport:
         return DeviceReport(

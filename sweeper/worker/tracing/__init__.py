@@ -17,7 +17,7 @@ Theory of operation.  These act together, each in a module of its own:
 ``modules``     which module an operator runs for; in backward, the module whose forward made the node.
 ``optimizing``  the optimizers' and the gradient scaler's CUDA paths.
 
-What this does not know: workspaces of cuDNN convolutions (``convolution.workspace_bytes`` is the seam), values
+What this does not know: which plan cuDNN chooses for a convolution (``cudnn`` has a rule of thumb), values
 (a model that reads a tensor's value on the host ends with an error that names the operator), and time.
 """
 

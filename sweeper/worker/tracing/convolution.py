@@ -5,7 +5,7 @@ cuda/DepthwiseConv2d.cu.
 The meta kernel of ``convolution`` chooses the contiguous layout always, and imports sympy to do so; these functions
 take its place.
 
-Not known: workspaces of cuDNN's plans, see ``workspace_bytes``.
+Workspaces are ``cudnn.workspace_bytes``, taken in backward; what is known and not known of them stands there.
 """
 
 from collections.abc import Callable
@@ -14,21 +14,12 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from sweeper.worker.tracing import cudnn
 from sweeper.worker.tracing.card import Card
 
-__all__ = ["backward", "copy_into", "forward", "workspace_bytes"]
+__all__ = ["backward", "copy_into", "forward"]
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-
-
-def workspace_bytes(func: OpOverload, source: torch.Tensor, weight: torch.Tensor) -> int:
-    """Bytes that cuDNN takes from the caching allocator while a convolution runs: taken to be 0.
-
-    cuDNN chooses the plan by a heuristic that is not public, and each plan has a workspace of its own; nothing that
-    PyTorch's source says bounds it.  Until measurements give a rule none is invented: peaks of convolutional networks
-    are low by what cuDNN takes.
-    """
-    return 0
 
 
 def forward(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
@@ -42,7 +33,6 @@ def forward(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
     result = torch.empty(shape, dtype=source.dtype, device="meta", memory_format=layout)
     card.announce_result(result, func)
     give_back_weight = copy_into(card, weight, layout, func)
-    card.scratch(workspace_bytes(func, source, weight), "cudnn_convolution")()
     give_back_weight()
     give_back_source()
     return result
@@ -64,8 +54,8 @@ def _checked_shape(func: OpOverload, args: Any, kwargs: Any) -> list[int]:
     raise RuntimeError(f"no convolution of {list(source.shape)} with a weight of {list(weight.shape)}")
 
 
-def backward(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
-    """Gradients of input, weight and bias, in this order, each only if asked for.
+def backward(card: Card, func: OpOverload, args: Any, kwargs: Any, plans: cudnn.Plans | None = None) -> Any:
+    """Gradients of input, weight and bias, in this order, each only if asked for.  Without ``plans`` no workspace.
 
     ``convolution_backward`` and ``cudnn_convolution_backward``.  A gradient in another layout is copied once and for
     all; one that is a slice of a larger tensor, each time that it is read.
@@ -80,13 +70,15 @@ def backward(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
     if _suggested(gradient) != layout:
         give_back_gradient = card.scratch(gradient.numel() * gradient.element_size(), _name(func))
         gradient = torch.empty(gradient.shape, dtype=gradient.dtype, device="meta", memory_format=layout)
+    depthwise = _is_depthwise(source, weight, layout, args)
+    workspace = 0 if plans is None or depthwise else plans.workspace_bytes(source, weight, gradient, layout)
     results: list[torch.Tensor | None] = [None, None, None]
     parts = (_input_gradient, _weight_gradient)
     # conv_depthwise2d_backward_cuda makes the weight's gradient first.
-    order = (1, 0) if _is_depthwise(source, weight, layout, args) else (0, 1)
+    order = (1, 0) if depthwise else (0, 1)
     for place in order:
         if wanted[place]:
-            results[place] = parts[place](card, func, gradient, source, weight, layout)
+            results[place] = parts[place](card, func, gradient, source, weight, layout, workspace)
     give_back_gradient()
     give_back_source()
     if wanted[2]:
@@ -102,12 +94,13 @@ def _input_gradient(
     source: torch.Tensor,
     weight: torch.Tensor,
     layout: torch.memory_format,
+    workspace: int,
 ) -> torch.Tensor:
     """``cudnn_convolution_backward_input``: the result, then copies of what is not in the layout."""
     result = torch.empty(source.shape, dtype=source.dtype, device="meta", memory_format=layout)
     card.announce_result(result, func)
     copies = [copy_into(card, tensor, layout, func) for tensor in (gradient, weight)]
-    card.scratch(workspace_bytes(func, source, weight), "cudnn_convolution_backward")()
+    cudnn.take(card, workspace)
     for give_back in reversed(copies):
         give_back()
     return result
@@ -120,12 +113,13 @@ def _weight_gradient(
     source: torch.Tensor,
     weight: torch.Tensor,
     layout: torch.memory_format,
+    workspace: int,
 ) -> torch.Tensor:
     """``cudnn_convolution_backward_weight``: the copy first, then the result."""
     give_back = copy_into(card, gradient, layout, func)
     result = torch.empty(weight.shape, dtype=weight.dtype, device="meta", memory_format=layout)
     card.announce_result(result, func)
-    card.scratch(workspace_bytes(func, source, weight), "cudnn_convolution_backward")()
+    cudnn.take(card, workspace)
     give_back()
     return result
 

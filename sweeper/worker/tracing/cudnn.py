@@ -1,0 +1,74 @@
+"""What cuDNN's convolution plans take from the caching allocator while they run.
+
+cuDNN chooses a plan by a heuristic that is not public, and each plan says its own workspace.  One thing decides most of
+it: the kernels on tensor cores read and write channels last.  A convolution in the contiguous layout that runs on them
+is transposed on the way, and the transposed copies are the workspace.  They show by name in profiles
+(``nchwToNhwcKernel``, ``nhwcToNchwKernel``).
+
+So the rule has no constant: in backward, a convolution wider than one pixel, in the contiguous layout, on a card whose
+tensor cores are faster for its type than its plain units, takes as much as its input, the gradient that comes in, and
+its weight together.  A convolution of one pixel is a plain matrix product in either layout.
+
+Chosen on half of the model families that were measured on an A100 (peaks.csv, gmn-tv), held on the other half.  It is
+off in sweeps and predictions, and on in scripts/score_predictions.py, until a kept table says what error it leaves.  In
+forward the same copies made the peaks worse: plans that transpose nothing
+win there, or their copies fit in what is cached anyway.
+
+Not known: the plans themselves, so single layers can be far off; Winograd and FFT plans; the workspace of depthwise
+convolutions that cuDNN runs; what ``cudnn.benchmark`` takes while it searches.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from sweeper.trace import WORKSPACE_OPERATOR
+from sweeper.worker.tracing.card import Card
+
+__all__ = ["Plans", "take"]
+
+# Cards whose TF32 on tensor cores outruns their plain fp32: the datacentre parts, 8 times and more.  On GeForce cards
+# of 8.6 and 8.9 the two rates are equal (RTX 3080: 29.8 and 29.8 TFLOPS in NVIDIA's "Ampere GA102 GPU architecture"
+# white paper; likewise Ada's), so nothing is gained by transposing.  Workstation cards of these capabilities have twice
+# the TF32; they are treated as GeForce here, for want of a measurement.
+_FAST_TF32 = ((8, 0), (9, 0), (10, 0), (10, 3))
+
+
+@dataclass(frozen=True, slots=True)
+class Plans:
+    """The plans of a card of ``compute_capability``."""
+
+    compute_capability: tuple[int, int]
+
+    def workspace_bytes(
+        self, source: torch.Tensor, weight: torch.Tensor, gradient: torch.Tensor, layout: torch.memory_format
+    ) -> int:
+        """Bytes for either gradient, of the input or of the weight."""
+        if layout != torch.contiguous_format or not self._on_tensor_cores(source.dtype) or _is_one_pixel(weight):
+            return 0
+        return (source.numel() + gradient.numel() + weight.numel()) * source.element_size()
+
+    def _on_tensor_cores(self, dtype: torch.dtype) -> bool:
+        if dtype == torch.float16:
+            return self.compute_capability >= (7, 0)
+        if dtype == torch.bfloat16:
+            return self.compute_capability >= (8, 0)
+        # torch.backends.cudnn.allow_tf32 is on by default
+        return dtype == torch.float32 and self.compute_capability in _FAST_TF32 and torch.backends.cudnn.allow_tf32
+
+
+def take(card: Card, size: int) -> None:
+    """Take ``size`` bytes and give them back; a plan whose workspace is refused is passed over for one with none.
+
+    ``try_plans`` and ``try_configs``, aten/src/ATen/native/cudnn/Conv_v8.cpp: out of memory is caught and the next
+    plan tried.  By then the allocator has given back its cache.  That the next plan needs none is an assumption.
+    """
+    try:
+        give_back = card.scratch(size, WORKSPACE_OPERATOR)
+    except torch.OutOfMemoryError:
+        return
+    give_back()
+
+
+def _is_one_pixel(weight: torch.Tensor) -> bool:
+    return all(size == 1 for size in weight.shape[2:])
