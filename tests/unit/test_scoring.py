@@ -229,7 +229,7 @@ def test_a_folder_is_scored_and_a_second_run_takes_what_the_first_wrote(tmp_path
     command += ["--json", "--processes", "1", "--resume", str(done), "--out", str(tmp_path / "kept")]
     runs = [subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(2)]
     first, second = (json.loads(run.stdout) for run in runs)
-    assert "of 2 jobs" in runs[0].stderr
+    assert "of 3 jobs" in runs[0].stderr
     assert "jobs" not in runs[1].stderr
     assert first["rows"] == second["rows"]
     mine, other, bracket = first["rows"]
