@@ -7,7 +7,8 @@
 
 Needs neither a GPU nor the network.  timm and transformers models are built from their configurations where those
 libraries are installed; other rows are listed as skipped, with the reason.  The table goes to stdout, progress to
-stderr.  Seconds are processor-bound and per row: the tracing of a job is shared by its rows.
+stderr.  Seconds are processor time after torch is imported, a row: the tracing of a job is shared by its rows.
+A file to resume from knows rows by their cells, not the rules they were answered by: begin a new one for new rules.
 """
 
 import argparse
@@ -113,11 +114,14 @@ def figure(scored: Sequence[Scored]) -> Any:
             facecolors="none",
             edgecolors=colours[place % 5],
             label=f"{name} ({len(points)})",
+            zorder=3,
         )
     ends = [size for points in groups.values() for point in points for size in point] or [1.0, 2.0]
     line = (min(ends) * 0.9, max(ends) * 1.1)
     axes.plot(line, line, color="0.3", linewidth=0.8)
-    axes.fill_between(line, [x * 0.9 for x in line], [x * 1.1 for x in line], color="0.9", label="within 10 %")
+    axes.fill_between(
+        line, [x * 0.9 for x in line], [x * 1.1 for x in line], color="0.9", zorder=0, label="within 10 %"
+    )
     axes.set(
         xscale="log", yscale="log", xlim=line, ylim=line, xlabel="measured peak, GiB", ylabel="predicted peak, GiB"
     )

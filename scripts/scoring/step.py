@@ -30,7 +30,7 @@ _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
 
 def take_trace(job: Job, batch: int) -> Trace:
     """The trace of ``job`` at ``batch``.  Raises ``Unsupported``, or whatever the model raises on meta tensors."""
-    device = SimulatedDevice(job.card, record=True, cudnn_workspaces=True)
+    device = SimulatedDevice(job.card, record=True)
     with device.session():
         with device.build_context():
             workload = build(job)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from sweeper.allocator import CachingAllocator
-from sweeper.trace import Trace
+from sweeper.trace import WORKSPACE_OPERATOR, Trace, replay
 from sweeper.units import MIB
 from sweeper.worker.tracing import Ledger, SimulatedGradScaler, SimulatedOutOfMemory, Tracer, foreach_by_default
 from sweeper.worker.tracing.autocast import BANNED, FP32, FP32_OUTPUT, LOWER_PRECISION, PROMOTE, casting
@@ -459,3 +459,70 @@ def test_channels_last_stays_channels_last_through_convolution_and_batch_norm() 
     source = meta(2, 3, 16, 16).to(memory_format=torch.channels_last)
     result = Traced().run(lambda: model(source))
     assert result.is_contiguous(memory_format=torch.channels_last)
+
+
+# ---- cuDNN's workspaces
+
+
+def convolved(
+    capability: tuple[int, int], *, dtype: torch.dtype, kernel: int, channels_last: bool = False
+) -> list[int]:
+    """The workspaces of one convolution's backward, 8 to 16 channels on 10 x 10 pixels."""
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    traced = Traced(capability=capability)
+    source = meta(4, 8, 10, 10, dtype=dtype).contiguous(memory_format=layout).requires_grad_()
+    weight = meta(16, 8, kernel, kernel, dtype=dtype, grad=True)
+    result = traced.run(lambda: F.conv2d(source, weight, padding=kernel // 2))
+    traced.backward(result.sum())
+    return traced.made_by(WORKSPACE_OPERATOR)
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "taken"),
+    [
+        ((8, 0), torch.float32, True),
+        ((8, 6), torch.float32, False),
+        ((8, 9), torch.float32, False),
+        ((9, 0), torch.float32, True),
+        ((7, 5), torch.float32, False),
+        ((7, 5), torch.float16, True),
+        ((6, 1), torch.float16, False),
+        ((8, 6), torch.bfloat16, True),
+        ((7, 5), torch.bfloat16, False),
+    ],
+)
+def test_either_gradient_transposes_where_tensor_cores_win(
+    capability: tuple[int, int], dtype: torch.dtype, taken: bool
+) -> None:
+    copies = (4 * 8 * 100 + 4 * 16 * 100 + 16 * 8 * 9) * dtype.itemsize
+    assert convolved(capability, dtype=dtype, kernel=3) == [copies, copies] * taken
+
+
+def test_one_pixel_and_channels_last_transpose_nothing() -> None:
+    assert convolved((8, 0), dtype=torch.float32, kernel=1) == []
+    assert convolved((8, 0), dtype=torch.float32, kernel=3, channels_last=True) == []
+
+
+def test_a_refused_workspace_is_passed_over_in_the_step_and_in_its_replay() -> None:
+    def step(traced: Traced) -> None:
+        source, weight = meta(8, 64, 64, 64, grad=True), meta(64, 64, 3, 3, grad=True)
+        result = traced.run(lambda: F.conv2d(source, weight, padding=1))
+        traced.backward(result.sum())
+
+    free = Traced(capability=(8, 0))
+    step(free)
+    refusing = 0
+    # From what the tensors alone need to what the workspaces take on top.
+    for capacity in range(MIB, free.allocator.peak_reserved_bytes + 2 * MIB, MIB):
+        replayed = replay(free.trace, CachingAllocator(capacity_bytes=capacity))
+        tight = Traced(capability=(8, 0), capacity_bytes=capacity)
+        if replayed.fits:
+            step(tight)
+            refusing += len(tight.made_by(WORKSPACE_OPERATOR)) < 2
+            assert tight.allocator.peak_reserved_bytes == replayed.peak_reserved_bytes, capacity
+            continue
+        with pytest.raises(SimulatedOutOfMemory) as refused:
+            step(tight)
+        assert replayed.failure is not None
+        assert refused.value.label.operator == replayed.failure.label.operator != WORKSPACE_OPERATOR
+    assert refusing > 0

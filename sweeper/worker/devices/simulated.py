@@ -37,7 +37,7 @@ class SimulatedDevice(Device):
     simulated: ClassVar[bool] = True
 
     def __init__(
-        self, card: str, memory_limit_bytes: int | None = None, *, record: bool = False, cudnn_workspaces: bool = False
+        self, card: str, memory_limit_bytes: int | None = None, *, record: bool = False, cudnn_workspaces: bool = True
     ) -> None:
         self._name = card
         self._card = find_card(card)

@@ -40,7 +40,7 @@ class CudaKernels:
     Without ``cudnn_workspaces`` convolutions take no workspace: what is left is what PyTorch itself allocates.
     """
 
-    def __init__(self, compute_capability: tuple[int, int], *, cudnn_workspaces: bool = False) -> None:
+    def __init__(self, compute_capability: tuple[int, int], *, cudnn_workspaces: bool = True) -> None:
         self._plans = cudnn.Plans(compute_capability) if cudnn_workspaces else None
         self._cublas_bytes = cublas_workspace_bytes(compute_capability)
         self._cublas_handles: set[bool] = set()  # False: the forward's thread; True: autograd's
