@@ -10,6 +10,8 @@ Not known: what operators that are not named
 here take as scratch.  An operator without a rule is taken to allocate its results in their order and nothing else.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +24,11 @@ from sweeper.worker.tracing.card import Card, Kernel
 __all__ = ["CudaKernels", "cublas_workspace_bytes"]
 
 aten = torch.ops.aten
+
+_CONVOLUTIONS: dict[OpOverload, Callable[..., Any]] = {
+    aten.convolution.default: convolution.forward,
+    aten.convolution_backward.default: convolution.backward,
+}
 
 
 def cublas_workspace_bytes(compute_capability: tuple[int, int]) -> int:
@@ -37,11 +44,11 @@ def cublas_workspace_bytes(compute_capability: tuple[int, int]) -> int:
 class CudaKernels:
     """The rules for one trial on a card of ``compute_capability``.
 
-    Without ``cudnn_workspaces`` convolutions take no workspace: what is left is what PyTorch itself allocates.
+    Without ``cudnn_workspaces`` cuDNN's plans take no workspace: what is left is what PyTorch itself allocates.
     """
 
     def __init__(self, compute_capability: tuple[int, int], *, cudnn_workspaces: bool = True) -> None:
-        self._plans = cudnn.Plans(compute_capability) if cudnn_workspaces else None
+        self._plans = cudnn.Plans(compute_capability, workspaces=cudnn_workspaces)
         self._cublas_bytes = cublas_workspace_bytes(compute_capability)
         self._cublas_handles: set[bool] = set()  # False: the forward's thread; True: autograd's
         self._cublaslt_handles: set[bool] = set()
@@ -50,14 +57,11 @@ class CudaKernels:
         """Return the rule for ``func``, or None where meta and CUDA allocate alike."""
         if func.overloadpacket in _MATRIX_PRODUCTS:
             return self._matrix_product
-        if func is aten.convolution_backward.default:
-            return self._convolution_backward
+        if func in _CONVOLUTIONS:
+            return partial(_CONVOLUTIONS[func], plans=self._plans)
         if func._schema.name.startswith("aten::_foreach_") and not func._schema.returns:
             return _foreach_in_place
         return _KERNELS.get(func)
-
-    def _convolution_backward(self, card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
-        return convolution.backward(card, func, args, kwargs, self._plans)
 
     def _matrix_product(self, card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
         """The first product in a thread makes a cuBLAS handle, whose workspace is taken after the result and kept.
@@ -267,7 +271,6 @@ _KERNELS: dict[OpOverload, Kernel] = {
     aten.hardtanh.default: pointwise.unary,
     aten.add.Tensor: _sum_of_gradients,
     aten.detach.default: _detach,
-    aten.convolution.default: convolution.forward,
     aten.native_dropout.default: pointwise.dropout,
     aten.native_dropout_backward.default: pointwise.dropout_backward,
     aten.native_layer_norm.default: _native_layer_norm,
