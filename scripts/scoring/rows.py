@@ -206,7 +206,7 @@ def _protocol(cells: Mapping[str, str]) -> Protocol:
         # torch's own recipe for fp16; the published rows in fp32 have none
         scales_gradients=common["precision"] == "amp-fp16",
         takes_maximum=cells["id"].startswith(("xmem", "cap")),
-        cudnn_benchmark=cells["library"] == "timm",  # as timm's train.py sets it
+        cudnn_benchmark=cells["id"].startswith("gmn-timm"),  # timm's train.py sets it
         steps=int(steps) if steps.isdigit() else 3,
     )
 
