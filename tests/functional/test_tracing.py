@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from sweeper.allocator import CachingAllocator
 from sweeper.trace import WORKSPACE_OPERATOR, Trace, replay
 from sweeper.units import MIB
-from sweeper.worker.tracing import Ledger, SimulatedGradScaler, SimulatedOutOfMemory, Tracer, foreach_by_default
+from sweeper.worker.tracing import Ledger, SimulatedGradScaler, SimulatedOutOfMemory, Tracer, stepping_as_on_cuda
 from sweeper.worker.tracing.autocast import BANNED, FP32, FP32_OUTPUT, LOWER_PRECISION, PROMOTE, casting
 from sweeper.worker.tracing.kernels import CudaKernels, cublas_workspace_bytes
 from sweeper.worker.tracing.modules import ModulePaths
@@ -36,7 +38,7 @@ class Traced:
         self.capability = capability
 
     def run(self, work: Callable[[], Any]) -> Any:
-        with self.modules.followed(), foreach_by_default(), selecting(self.capability), self.tracer:
+        with self.modules.followed(), stepping_as_on_cuda(), selecting(self.capability), self.tracer:
             return work()
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -108,6 +110,12 @@ def autocast_cases() -> Iterator[tuple[str, Any, tuple[Any, ...], torch.dtype]]:
             yield name, home, arguments, dtype
 
 
+@contextmanager
+def autocast(lower: torch.dtype) -> Iterator[None]:
+    with casting(), torch.autocast("cuda", dtype=lower):
+        yield
+
+
 # Operators without a meta kernel at all, with or without autocast; ``_convolution`` before 2.14.
 WITHOUT_META = {"_convolution", "hinge_embedding_loss", "pdist", "_thnn_fused_lstm_cell"}
 
@@ -115,7 +123,7 @@ WITHOUT_META = {"_convolution", "hinge_embedding_loss", "pdist", "_thnn_fused_ls
 @pytest.mark.filterwarnings("ignore::UserWarning")  # the lists have deprecated operators too
 def test_autocast_gives_the_dtypes_that_torchs_own_lists_say() -> None:
     tried = 0
-    with casting(torch.float16):
+    with autocast(torch.float16):
         for name, home, arguments, dtype in autocast_cases():
             if name == "einsum":
                 arguments = ("ij,jk->ik", *arguments[1])  # torch's own has an equation for other shapes
@@ -138,7 +146,7 @@ def test_a_weight_is_cast_once_in_a_context_and_again_in_the_next() -> None:
     traced, weight, source = Traced(), meta(8, 4, grad=True), meta(2, 4)
 
     def twice() -> None:
-        with casting(torch.float16):
+        with autocast(torch.float16):
             F.linear(F.linear(source, weight), weight.t().contiguous())
             F.linear(source, weight)
 
@@ -151,7 +159,7 @@ def test_a_weight_is_cast_once_in_a_context_and_again_in_the_next() -> None:
 
 def test_autocast_can_be_switched_off_inside() -> None:
     weight, source = meta(8, 4, grad=True), meta(2, 4)
-    with casting(torch.bfloat16):
+    with autocast(torch.bfloat16):
         assert torch.is_autocast_enabled("cuda")
         with torch.autocast("cuda", enabled=False):
             assert F.linear(source, weight).dtype == torch.float32
@@ -160,15 +168,35 @@ def test_autocast_can_be_switched_off_inside() -> None:
     assert F.linear(source, weight).dtype == torch.float32
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_a_checkpoint_runs_again_is_cast_as_the_first_time(reentrant: bool) -> None:
+    traced, weight, source = Traced(), meta(8, 4, grad=True), meta(2, 4, grad=True)
+    seen: list[torch.dtype] = []
+
+    def block(source: torch.Tensor) -> torch.Tensor:
+        result = F.linear(source, weight)
+        seen.append(result.dtype)
+        return result * result  # saves the result, so the second run comes this far
+
+    def step() -> torch.Tensor:
+        with autocast(torch.bfloat16):
+            return checkpoint(block, source, use_reentrant=reentrant)
+
+    loss = traced.run(step)
+    with casting():
+        traced.backward(loss.sum())
+    assert seen == [torch.bfloat16, torch.bfloat16]
+
+
 def test_autocast_leaves_the_cpu_and_doubles_alone() -> None:
-    with casting(torch.float16):
+    with autocast(torch.float16):
         assert F.linear(torch.ones(2, 4), torch.ones(3, 4)).dtype == torch.float32
         double = meta(3, 4, dtype=torch.float64)
         assert F.linear(meta(2, 4, dtype=torch.float64), double).dtype == torch.float64
 
 
 def test_the_banned_loss_is_refused() -> None:
-    with casting(torch.float16), pytest.raises(RuntimeError, match="unsafe to autocast"):
+    with autocast(torch.float16), pytest.raises(RuntimeError, match="unsafe to autocast"):
         F.binary_cross_entropy(meta(3), meta(3))
 
 
@@ -177,7 +205,7 @@ def test_half_softmax_goes_to_fp32_without_a_cast_and_bfloat16_with_one() -> Non
         traced, source = Traced(), meta(4, 8, dtype=dtype)
 
         def work(source: torch.Tensor = source, dtype: torch.dtype = dtype) -> torch.Tensor:
-            with casting(dtype):
+            with autocast(dtype):
                 return torch.log_softmax(source, -1)
 
         assert traced.run(work).dtype == torch.float32

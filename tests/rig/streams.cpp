@@ -206,8 +206,12 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, const void *) 
   attributes->maxThreadsPerBlock = 1024;
   attributes->numRegs = 32;
   attributes->maxDynamicSharedSizeBytes = 48 * 1024;
-  // Memory-efficient attention refuses a kernel that is not of the card's architecture.
-  attributes->binaryVersion = attributes->ptxVersion = static_cast<int>(rig::number("RIG_CC", 89));
+  // Memory-efficient attention refuses a kernel that is not of the card's architecture, cub one that was not built:
+  // on a card between two of these the older one's code runs.
+  const int card = static_cast<int>(rig::number("RIG_CC", 89));
+  attributes->binaryVersion = card;
+  for (const int built : {50, 60, 70, 75, 80, 86, 90, 100, 120})
+    if (built <= card) attributes->ptxVersion = built;
   return cudaSuccess;
 }
 

@@ -16,155 +16,20 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-import torchvision
-from torch import nn
 
-from sweeper.trial import Mode, Optimizer, Precision
-from sweeper.worker.devices import Device, map_tensors
 from sweeper.worker.devices.simulated import SimulatedDevice
 from tests.rig.build import Rig
+from tests.rig.jobs import JOBS, Job, train
 
 pytestmark = pytest.mark.rig
 
 _ROOT = Path(__file__).parents[2]
 _CARDS = {75: "t4", 80: "a100-40gb", 89: "rtx4060", 90: "h100", 120: "rtx5060ti-8gb"}
-_OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-
-
-@dataclass(frozen=True)
-class Job:
-    """One way to train; ``capability`` is ten times the card's."""
-
-    model: str
-    precision: Precision = "fp32"
-    optimizer: Optimizer = "sgd"
-    mode: Mode = "train"
-    capability: int = 89
-
-    def __str__(self) -> str:
-        return "-".join(map(str, asdict(self).values()))
-
-
-JOBS = [
-    Job("resnet18"),
-    Job("resnet18", "fp32", "adam", capability=90),
-    Job("resnet18", "amp-fp16", "sgd", capability=75),
-    Job("resnet18", "amp-bf16", "adamw"),
-    Job("resnet18", "bf16"),
-    Job("resnet18", mode="inference"),
-    Job("resnet18", "amp-fp16", mode="inference"),
-    Job("resnet18", mode="inference", capability=120),
-    Job("channels_last", "amp-fp16"),
-    Job("resnet50", "amp-fp16", "adamw"),
-    Job("mobilenet_v2", "amp-fp16", "adam"),
-    Job("mobilenet_v3_small"),
-    Job("efficientnet_b0"),
-    Job("shufflenet_v2_x1_0", "amp-fp16"),
-    Job("densenet121"),
-    Job("squeezenet1_1"),
-    Job("regnet_y_400mf", "amp-bf16"),
-    *(Job("encoder", precision, "adamw", capability=89) for precision in ("fp32", "amp-fp16", "amp-bf16", "bf16")),
-    Job("encoder", "amp-fp16", "adam", capability=75),
-    Job("encoder", "amp-bf16", "adam", capability=90),
-    *(Job("decoder", precision, "adamw", capability=80) for precision in ("fp32", "amp-fp16", "amp-bf16", "bf16")),
-    Job("decoder", "fp32", mode="inference"),
-]
-
-
-class Encoder(nn.Module):
-    """PyTorch's own encoder layers over tokens, with dropout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(512, 64)
-        self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(64, 4, 256, dropout=0.1, batch_first=True, norm_first=True) for _ in range(2)
-        )
-        self.head = nn.Linear(64, 512)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        hidden = self.tokens(tokens)
-        for layer in self.layers:
-            hidden = layer(hidden)
-        return self.head(hidden).flatten(0, 1)  # type: ignore[no-any-return]
-
-
-class Decoder(nn.Module):
-    """Causal attention as language models write it, the head tied to the embedding."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(512, 64)
-        self.norm, self.norm_again = nn.LayerNorm(64), nn.LayerNorm(64)
-        self.qkv, self.out = nn.Linear(64, 192), nn.Linear(64, 64)
-        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
-        self.head = nn.Linear(64, 512, bias=False)
-        self.head.weight = self.tokens.weight
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        hidden = self.tokens(tokens)
-        batch, length, width = hidden.shape
-        query, key, value = self.qkv(self.norm(hidden)).view(batch, length, 3, 4, 16).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        mixed = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
-        hidden = hidden + F.dropout(mixed, 0.1, self.training)
-        hidden = hidden + self.down(F.gelu(self.up(self.norm_again(hidden))))
-        return self.head(hidden).flatten(0, 1)  # type: ignore[no-any-return]
-
-
-def build(name: str) -> nn.Module:
-    if name in ("encoder", "decoder"):
-        return Encoder() if name == "encoder" else Decoder()
-    if name == "channels_last":
-        return torchvision.models.resnet18().to(memory_format=torch.channels_last)  # type: ignore[no-any-return]
-    return torchvision.models.get_model(name)  # type: ignore[no-any-return]
-
-
-def make_batch(name: str) -> tuple[torch.Tensor, torch.Tensor]:
-    if name in ("encoder", "decoder"):
-        return torch.zeros(4, 32, dtype=torch.long), torch.zeros(128, dtype=torch.long)
-    images = torch.zeros(4, 3, 96, 96)
-    if name == "channels_last":
-        images = images.to(memory_format=torch.channels_last)
-    return images, torch.zeros(4, dtype=torch.long)
-
-
-def train(job: Job, device: Device) -> None:
-    """Three steps of an ordinary training loop on ``device``."""
-    learns = job.mode == "train"
-    cast = torch.bfloat16 if job.precision == "bf16" else torch.float32
-    with device.session():
-        built = build(job.model).to(cast).train(learns)  # on the CPU: some constructors need values
-        with device.phase("setup", 0):
-            model = device.place(built)
-        optimizer = _OPTIMIZERS[job.optimizer](model.parameters(), lr=1e-3)
-        scaler = device.grad_scaler(enabled=job.precision == "amp-fp16" and learns)
-        for step in range(3):
-            with device.phase("inputs", step):
-                with device.build_context():
-                    made = map_tensors(make_batch(job.model), lambda t: t.to(cast) if t.is_floating_point() else t)
-                images, targets = device.place_batch(made)
-            with device.autocast(job.precision), torch.set_grad_enabled(learns):
-                with device.phase("forward", step):
-                    outputs = model(images)
-                if learns:
-                    with device.phase("loss", step):
-                        loss = F.cross_entropy(outputs, targets)
-            if learns:
-                with device.phase("backward", step):
-                    scaler.scale(loss).backward()
-                with device.phase("step", step):
-                    scaler.step(optimizer)
-                    scaler.update()
-                with device.phase("zero_grad", step):
-                    optimizer.zero_grad(set_to_none=True)
 
 
 def record_on_cuda(job: Job, answer: Path) -> None:

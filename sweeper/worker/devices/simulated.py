@@ -18,7 +18,7 @@ from sweeper.cards import card as find_card
 from sweeper.trace import Trace
 from sweeper.trial import Breakdown, DeviceReport, Phase, Precision
 from sweeper.worker.devices import Device, FailureDetail, Usage, amp_dtype, map_tensors, torchvision_version
-from sweeper.worker.tracing import Ledger, SimulatedGradScaler, SimulatedOutOfMemory, Tracer, foreach_by_default
+from sweeper.worker.tracing import Ledger, SimulatedGradScaler, SimulatedOutOfMemory, Tracer, stepping_as_on_cuda
 from sweeper.worker.tracing.autocast import casting
 from sweeper.worker.tracing.kernels import CudaKernels
 from sweeper.worker.tracing.modules import ModulePaths
@@ -76,8 +76,9 @@ class SimulatedDevice(Device):
     def session(self) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(self._modules.followed())
-            stack.enter_context(foreach_by_default())
+            stack.enter_context(stepping_as_on_cuda())
             stack.enter_context(selecting(self._compute_capability))
+            stack.enter_context(casting())
             stack.enter_context(self._tracer)
             yield
 
@@ -109,7 +110,7 @@ class SimulatedDevice(Device):
 
     def autocast(self, precision: Precision) -> AbstractContextManager[Any]:
         dtype = amp_dtype(precision)
-        return casting(dtype) if dtype else nullcontext()
+        return torch.autocast("cuda", dtype=dtype) if dtype else nullcontext()
 
     def grad_scaler(self, *, enabled: bool) -> SimulatedGradScaler:
         return SimulatedGradScaler(enabled=enabled)

@@ -22,7 +22,7 @@ What this does not know: which plan cuDNN chooses for a convolution (``cudnn`` h
 """
 
 from sweeper.worker.tracing.ledger import Ledger, SimulatedOutOfMemory
-from sweeper.worker.tracing.optimizing import SimulatedGradScaler, foreach_by_default
+from sweeper.worker.tracing.optimizing import SimulatedGradScaler, stepping_as_on_cuda
 from sweeper.worker.tracing.tracer import Tracer
 
-__all__ = ["Ledger", "SimulatedGradScaler", "SimulatedOutOfMemory", "Tracer", "foreach_by_default"]
+__all__ = ["Ledger", "SimulatedGradScaler", "SimulatedOutOfMemory", "Tracer", "stepping_as_on_cuda"]

@@ -5,9 +5,14 @@ that composite C++ code calls passes it as one that Python calls does.  These ar
 ``AutocastPrivateUse1``, which nothing in PyTorch uses.  The key is in the thread's set only inside ``casting``, so
 the registrations are inert everywhere else.
 
+Whether they cast, and to what, is torch's own state of autocast for ``cuda``, so it may be switched on and off by
+whoever does so on a GPU: the loop, a model that runs a part in fp32, activation checkpointing that runs a block a
+second time in backward.  Four functions of torch say, while inside, what they would say on a GPU: that there is one,
+that it knows bfloat16, that what is on meta is on it, and that this cache is cleared with torch's.
+
 The lists below are those of aten/src/ATen/autocast_mode.h, 2.14; names that a build does not know are left out at
-registration.  Casts of weights are cached until the context ends, as there: an fp32 leaf that wants a gradient and is
-no view is cast once.
+registration.  Casts of weights are cached until the outermost context ends, as there: an fp32 leaf that wants a
+gradient and is no view is cast once.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,6 +21,7 @@ from functools import cache
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch._C import DispatchKey
 
 __all__ = ["BANNED", "FP32", "FP32_OUTPUT", "LOWER_PRECISION", "PROMOTE", "casting", "dispatch_key_open"]
@@ -65,11 +71,17 @@ _LIBRARIES: list[Any] = []  # a registration ends with its library
 
 
 class _Casts:
-    """The casts of one autocast context, with its cache of weights in lower precision."""
+    """The casts into the lower precision that torch is set to, with the cache of weights in it."""
 
-    def __init__(self, lower: torch.dtype) -> None:
-        self.lower = lower
+    def __init__(self) -> None:
         self._weights: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    @property
+    def lower(self) -> torch.dtype:
+        return torch.get_autocast_dtype("cuda")
+
+    def clear(self) -> None:
+        self._weights.clear()
 
     def to_lower(self, value: Any) -> Any:
         return self._each(value, self.lower)
@@ -93,7 +105,8 @@ class _Casts:
 
     def _cast(self, tensor: torch.Tensor, to: torch.dtype) -> torch.Tensor:
         cachable = (
-            to == self.lower
+            torch.is_autocast_cache_enabled()
+            and to == self.lower
             and tensor.dtype == torch.float32
             and tensor.requires_grad
             and tensor.is_leaf
@@ -107,7 +120,7 @@ class _Casts:
         return known[1]
 
 
-_active: _Casts | None = None
+_casts = _Casts()
 
 
 def eligible(tensor: torch.Tensor) -> bool:
@@ -116,21 +129,44 @@ def eligible(tensor: torch.Tensor) -> bool:
 
 
 @contextmanager
-def casting(lower: torch.dtype) -> Iterator[None]:
-    """``torch.autocast("cuda", dtype=lower)``, for meta tensors.  ``torch.is_autocast_enabled`` says so inside."""
-    global _active
+def casting() -> Iterator[None]:
+    """While inside, ``torch.autocast("cuda")`` acts on meta tensors."""
     _register()
-    before = _active, torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
-    _active = _Casts(lower)
-    torch.set_autocast_enabled("cuda", True)
-    torch.set_autocast_dtype("cuda", lower)
-    try:
-        with dispatch_key_open(_KEY):
+    infer, clear = torch.utils.checkpoint._infer_device_type, torch.clear_autocast_cache
+    with (
+        _replaced(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
+        _replaced(torch.cuda, "is_bf16_supported", _supports_bfloat16),
+        _replaced(torch.utils.checkpoint, "_infer_device_type", lambda *args: infer(*args).replace("meta", "cuda")),
+        _replaced(torch, "clear_autocast_cache", _both(clear, _casts.clear)),
+        dispatch_key_open(_KEY),
+    ):
+        try:
             yield
+        finally:
+            _casts.clear()
+
+
+def _supports_bfloat16(including_emulation: bool = True) -> bool:
+    """Cards before sm80 emulate it, and torch counts that."""
+    return True
+
+
+def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
+    def call() -> None:
+        first()
+        second()
+
+    return call
+
+
+@contextmanager
+def _replaced(module: Any, name: str, function: Any) -> Iterator[None]:
+    before = getattr(module, name)
+    setattr(module, name, function)
+    try:
+        yield
     finally:
-        _active = before[0]
-        torch.set_autocast_enabled("cuda", before[1])
-        torch.set_autocast_dtype("cuda", before[2])
+        setattr(module, name, before)
 
 
 @contextmanager
@@ -175,10 +211,9 @@ def _kernel(name: str, make: Callable[[str], Rule]) -> Callable[..., Any]:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(_KEY_SET):
-            # A model may switch autocast off inside; the flag says so.
-            if _active is None or not torch.is_autocast_enabled("cuda"):
+            if not torch.is_autocast_enabled("cuda"):
                 return op(*args, **kwargs)
-            return rule(_active, args, kwargs)
+            return rule(_casts, args, kwargs)
 
     return kernel
 

@@ -3,7 +3,7 @@
 A kernel here stands between the dispatcher and the meta kernel: it gets the card, the operator and its arguments, and
 returns the operator's results.  It may announce results in the order in which CUDA allocates them, take scratch, and
 make results itself where the meta kernel is slow or chooses another layout.
-Convolutions, attention and pointwise operators have modules of their own.
+Convolutions, attention, lookups and pointwise operators have modules of their own.
 File names are PyTorch's, under aten/src/ATen/native unless they start with torch or aten; read in 2.14.
 
 Not known: what operators that are not named
@@ -18,7 +18,7 @@ import torch
 from torch._ops import OpOverload
 
 from sweeper.units import MIB
-from sweeper.worker.tracing import attention, convolution, cudnn, pointwise, releases
+from sweeper.worker.tracing import attention, convolution, cudnn, indexing, pointwise, releases
 from sweeper.worker.tracing.card import Card, Kernel
 
 __all__ = ["CudaKernels", "cublas_workspace_bytes"]
@@ -61,6 +61,8 @@ class CudaKernels:
             return partial(_CONVOLUTIONS[func], plans=self._plans)
         if func._schema.name.startswith("aten::_foreach_") and not func._schema.returns:
             return _foreach_in_place
+        if func._schema.name.startswith("aten::_fused_") and not func._schema.returns:
+            return _fused_step
         return _KERNELS.get(func)
 
     def _matrix_product(self, card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
@@ -127,6 +129,20 @@ def _goes_through_cublaslt(func: OpOverload, args: Any, kwargs: Any) -> bool:
         and bias.is_floating_point()
         and min(right.shape) > 1
     )
+
+
+def _softmax_backward(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
+    """Gradient and output are multiplied into a tensor of their own, after the result: ``softmax_backward_cuda_out``,
+    cuda/SoftMax.cu.  That of ``log_softmax`` is not."""
+    result = func(*args, **kwargs)
+    gradient, output = args[:2]
+    card.announce_result(result, func)
+    card.scratch(output.numel() * torch.promote_types(gradient.dtype, output.dtype).itemsize, "softmax_backward")()
+    return result
+
+
+def _fused_step(card: Card, func: OpOverload, args: Any, kwargs: Any) -> None:
+    """A fused optimizer writes its state and parameters in place: cuda/FusedAdamKernel.cu, FusedSgdKernel.cu."""
 
 
 def _addmm(args: Any) -> torch.Tensor | None:
@@ -273,6 +289,12 @@ _KERNELS: dict[OpOverload, Kernel] = {
     aten.detach.default: _detach,
     aten.native_dropout.default: pointwise.dropout,
     aten.native_dropout_backward.default: pointwise.dropout_backward,
+    aten._softmax_backward_data.default: _softmax_backward,
+    aten.scalar_tensor.default: indexing.scalar_tensor,
+    aten.where.self: indexing.where,
+    aten.embedding.default: indexing.embedding,
+    aten.embedding_dense_backward.default: indexing.embedding_backward,
+    aten.index_put.default: indexing.index_put,
     aten.native_layer_norm.default: _native_layer_norm,
     aten.native_layer_norm_backward.default: _native_layer_norm_backward,
     aten._scaled_dot_product_efficient_attention.default: attention.efficient,

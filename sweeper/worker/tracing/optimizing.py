@@ -2,7 +2,8 @@
 
 On CUDA an optimizer that was not told otherwise takes the ``foreach`` path (``_default_to_fused_or_foreach``,
 torch/optim/optimizer.py), whose transients are 4 bytes a parameter in Adam; on meta it would loop over the parameters
-one by one.  The real optimizer runs, told to take the other path.
+one by one.  The real optimizer runs, told to take the other path.  One that is told to be ``fused`` refuses tensors on
+meta, though its kernels have meta versions; here it does not.
 """
 
 from collections.abc import Iterator
@@ -10,18 +11,22 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+import torch.optim.optimizer as torch_optimizer
 
-__all__ = ["SimulatedGradScaler", "foreach_by_default"]
+__all__ = ["SimulatedGradScaler", "stepping_as_on_cuda"]
 
 
 @contextmanager
-def foreach_by_default() -> Iterator[None]:
-    """While inside, every optimizer that leaves ``foreach`` and ``fused`` open steps as on CUDA: with ``foreach``."""
-    hook = register_optimizer_step_pre_hook(_choose_foreach)
+def stepping_as_on_cuda() -> Iterator[None]:
+    """While inside, an optimizer that leaves ``foreach`` and ``fused`` open steps with ``foreach``; ``fused`` works."""
+    hook = torch_optimizer.register_optimizer_step_pre_hook(_choose_foreach)
+    module: Any = torch_optimizer
+    supported = module._get_fused_kernels_supported_devices
+    module._get_fused_kernels_supported_devices = lambda: [*supported(), "meta"]
     try:
         yield
     finally:
+        module._get_fused_kernels_supported_devices = supported
         hook.remove()
 
 

@@ -12,7 +12,10 @@ __all__ = [
     "BLACKWELL_HAS_HOPPERS_WORKSPACE",
     "CUBLASLT_HAS_A_WORKSPACE",
     "CUBLASLT_KEEPS_ITS_WORKSPACE",
+    "CUB_SCAN_BYTES",
+    "CUB_UNIQUE_BYTES",
     "EFFICIENT_SEEDS_ON_CPU",
+    "EMBEDDING_SORTS_ITS_BITS",
     "FLASH_SEEDS_ON_CPU",
 ]
 
@@ -33,3 +36,11 @@ EFFICIENT_SEEDS_ON_CPU = _RELEASE < "2.10"
 
 # mha_fwd, flash_attn/flash_api.cpp: seed and offset of dropout are CPU tensors in 2.6.
 FLASH_SEEDS_ON_CPU = _RELEASE < "2.7"
+
+# embedding_dense_backward_cuda, cuda/Embedding.cu: sorts by the bits that the table's rows need in 2.14, by all 64 in
+# 2.6 and 2.9.
+EMBEDDING_SORTS_ITS_BITS = _RELEASE >= "2.10"
+
+# What cub's DeviceSelect::UniqueByKey and DeviceScan take of some thousand indices, by the CUDA they were built with.
+CUB_UNIQUE_BYTES = 767 if _RELEASE < "2.7" else 1023 if _RELEASE < "2.10" else 1279
+CUB_SCAN_BYTES = 1023 if _RELEASE < "2.10" else 1279
