@@ -219,8 +219,8 @@ def build(name: str) -> nn.Module:
         case "vit":
             return torchvision.models.VisionTransformer(96, 16, 2, 4, 64, 256, dropout=0.1)  # type: ignore[no-any-return]
         case "swin":
-            swin = torchvision.models.SwinTransformer([4, 4], 32, [2, 2], [2, 4], [7, 7], stochastic_depth_prob=0.1)
-            return swin  # type: ignore[no-any-return]
+            depths, heads, window = [2, 2], [2, 4], [7, 7]
+            return torchvision.models.SwinTransformer([4, 4], 32, depths, heads, window, stochastic_depth_prob=0.1)  # type: ignore[no-any-return]
         case language if language in _LANGUAGE_MODELS:
             return LanguageModel(name)
     return torchvision.models.get_model(name)  # type: ignore[no-any-return]

@@ -132,7 +132,8 @@ def eligible(tensor: torch.Tensor) -> bool:
 def casting() -> Iterator[None]:
     """While inside, ``torch.autocast("cuda")`` acts on meta tensors."""
     _register()
-    infer, clear = torch.utils.checkpoint._infer_device_type, torch.clear_autocast_cache
+    infer: Callable[..., str] = torch.utils.checkpoint._infer_device_type
+    clear: Callable[[], None] = torch.clear_autocast_cache
     with (
         _replaced(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
         _replaced(torch.cuda, "is_bf16_supported", _supports_bfloat16),

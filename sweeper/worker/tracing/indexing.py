@@ -131,7 +131,7 @@ def sort_bytes(count: int, bits: int) -> int:
 
 
 def _add_runs(card: Card, count: int, most_runs: int, width: int, name: str) -> None:
-    """Runs of equal indices, cut into parts of 10 rows, and a sum of each in fp32: ``embedding_backward_cuda_kernel``."""
+    """Runs of equal indices are cut into parts of 10 rows and summed in fp32: ``embedding_backward_cuda_kernel``."""
     parts = count // _ROWS_A_THREAD + most_runs
     give_back_runs = _taken(card, [count * _INDEX_BYTES, _INDEX_BYTES], name)
     give_back_ones = card.scratch(count * _INDEX_BYTES, name)
