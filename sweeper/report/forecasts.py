@@ -14,7 +14,7 @@ from sweeper.report.words import Statement
 from sweeper.trial import KINDS
 from sweeper.units import format_bytes, format_mib
 
-__all__ = ["comparison", "summary"]
+__all__ = ["card", "comparison", "job", "summary"]
 
 
 def summary(found: Forecast, *, color: bool, width: int = 100) -> str:
@@ -24,7 +24,7 @@ def summary(found: Forecast, *, color: bool, width: int = 100) -> str:
     answer = _answer(found)
     return "\n\n".join(
         [
-            fill(f"{_job(found)}, on {_card(found)}, capacity {format_bytes(found.capacity_bytes)} (predicted)", width),
+            fill(f"{job(found)}, on {card(found)}, capacity {format_bytes(found.capacity_bytes)} (predicted)", width),
             _curve(found, ink, width),
             ink(fill(capital(answer.text), width), answer.tone),
             "\n".join(labelled(s.label, s.text, width, ink, s.tone) for s in statements if s.text),
@@ -53,14 +53,15 @@ def comparison(found: Sequence[Forecast], *, color: bool, width: int = 100) -> s
         f"{len(found)} cards, predicted. Headroom is the capacity less the least that {whose} runs in, predicted. "
         f"{_error_band()}"
     )
-    heading = fill(f"{_job(found[0])} (predicted)", width)
+    heading = fill(f"{job(found[0])} (predicted)", width)
     return "\n\n".join([heading, "\n".join([*(ink(h, "dim") for h in layout.headings), *rows]), fill(closing, width)])
 
 
 # -- the parts of a summary -------------------------------------------------------------------------------------
 
 
-def _job(found: Forecast) -> str:
+def job(found: Forecast) -> str:
+    """What is trained, and how: ``resnet50, train, amp-bf16, sgd``."""
     spec = found.spec
     arguments = (f"{name}={value}" for name, value in spec.model_args.items())
     parts = [spec.model, *arguments, spec.mode, spec.precision, *([spec.optimizer] if spec.mode == "train" else [])]
@@ -69,7 +70,8 @@ def _job(found: Forecast) -> str:
     return words.printable(", ".join(parts))
 
 
-def _card(found: Forecast) -> str:
+def card(found: Forecast) -> str:
+    """The device's own name, with the budget where there is one."""
     label = words.printable(found.card.label)
     limit = found.spec.memory_limit_bytes
     return label if limit is None or limit >= found.card.total_bytes else f"{label}, a budget of {format_bytes(limit)}"
@@ -158,13 +160,13 @@ def _both_numbers(found: Forecast) -> list[Statement]:
 
 
 def _what_is_known(found: Forecast) -> list[Statement]:
-    card = found.card
+    on = found.card
     context = (
-        f"{format_bytes(card.context_bytes)} of the card is not the allocator's ({card.context_source}); "
-        f"its total is {card.total_source} (predicted)"
+        f"{format_bytes(on.context_bytes)} of the card is not the allocator's ({on.context_source}); "
+        f"its total is {on.total_source} (predicted)"
     )
     return [
-        Statement("context", context if card.context_bytes else ""),
+        Statement("context", context if on.context_bytes else ""),
         Statement("error", _error_band()),
         *(Statement("note", f"{words.printable(note)} (predicted)", "warning") for note in found.notes),
     ]

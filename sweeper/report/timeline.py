@@ -1,0 +1,244 @@
+"""Memory over one training step, event by event and by kind: what to draw as a value, and the Figure of it.
+
+``timeline`` chooses and words what is drawn, of a forecast that was asked for its history; ``figure`` draws it, in the
+process that may import matplotlib.  The step is the one with the peak, or the one that was refused a request; before
+the first step come the weights, so they are drawn with it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sweeper.history import History, PhaseSpan
+from sweeper.predicting import Forecast
+from sweeper.prediction import predicted_failure
+from sweeper.report import words
+from sweeper.report.forecasts import card, job
+from sweeper.report.page import BLACK, KINDS, VERMILLION, drawable, house_style, legend, new_page, shorten
+from sweeper.trace import Label
+from sweeper.units import MIB, format_bytes, format_mib
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["Point", "Timeline", "figure", "timeline"]
+
+_WIDTH = 10  # inches
+_NAME_LENGTH = 40  # characters of an operator or a module that are written out
+_PHASE_NAMES = {"step": "optimizer step"}
+# Above this share of the capacity a refused request is drawn at the edge: it may be any number of times the card.
+_HIGHEST = 1.1
+_ROOM_FOR_PHASES = 1.22  # the axes reach this much above what is drawn, for the names of the phases
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A moment to be marked: the event, the height in bytes, what to say there."""
+
+    event: int
+    height_bytes: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """What is drawn: events ``first`` to ``end`` of a trace, the latter not included.
+
+    ``held`` are the bytes of each kind, ``reserved`` all that was reserved, both after each event from ``first`` on as
+    far as it came.  ``refused`` is the request that memory ran out at.
+    """
+
+    subject: str
+    headline: str
+    caption: str
+    first: int
+    end: int
+    held: Mapping[str, tuple[int, ...]]
+    reserved: tuple[int, ...]
+    phases: tuple[PhaseSpan, ...]
+    capacity_bytes: int | None
+    peak: Point
+    refused: Point | None = None
+
+
+def timeline(found: Forecast) -> Timeline:
+    """What to draw of ``found``.  Raises ``ValueError`` when it was not asked for its history."""
+    history = found.history
+    if history is None:
+        raise ValueError("the forecast has no history; ask for it")
+    said, batch = history.replay, history.trace.batch_size
+    focus = said.failure.event if said.failure else said.peak_event
+    step = history.trace.phase_at(focus)[1]
+    phases = tuple(span for span in history.phases() if span.step == step)
+    first, end = (phases[0].first, phases[-1].end) if phases else (0, len(history.trace.events))
+    held = {kind: rows[first:end] for kind, rows in history.held().items() if any(rows[first:end])}
+    return Timeline(
+        subject=f"{job(found)}, batch {batch}, on {card(found)} (predicted)",
+        headline=_headline(history),
+        caption=_caption(history, step),
+        first=first,
+        end=end,
+        held=held,
+        reserved=history.reserved()[first:end],
+        phases=phases,
+        capacity_bytes=history.capacity_bytes,
+        peak=_peak(history, held, first),
+        refused=_refused(history),
+    )
+
+
+def figure(shown: Timeline) -> "Figure":
+    """The kinds stacked, reserved and the capacity as lines, the phases as bands behind them."""
+    with house_style():
+        page, axes = new_page(shown.subject, shown.headline, shown.caption, None, width=_WIDTH)
+        axes.set_xlim(0, max(shown.end - shown.first, 1))
+        axes.set_ylim(0, _ROOM_FOR_PHASES * _highest(shown) / MIB)
+        _stack(axes, shown)
+        _lines(axes, shown)
+        _phases(axes, shown)
+        _mark(axes, shown, shown.peak, BLACK)
+        if shown.refused is not None:
+            x, height = shown.refused.event - shown.first, _clamped(shown, shown.refused.height_bytes) / MIB
+            axes.plot(
+                [x], [height], color=VERMILLION, linestyle="none", marker="x", markersize=9, markeredgewidth=2.2,
+                label="refused", zorder=6,
+            )  # fmt: skip
+            _mark(axes, shown, shown.refused, VERMILLION)
+        axes.set_xlabel("allocations and frees, in order")
+        axes.set_ylabel("memory [MiB]")
+        legend(page, axes, columns=5)
+        return page
+
+
+# -- what to draw -----------------------------------------------------------------------------------------------
+
+
+def _headline(history: History) -> str:
+    said, batch = history.replay, history.trace.batch_size
+    if said.failure is not None:
+        return f"batch {batch:,} runs out{words.where(predicted_failure(batch, said.failure))}"
+    allocated, reserved = format_mib(said.peak_allocated_bytes), format_mib(said.peak_reserved_bytes)
+    return f"batch {batch:,} fits: at most {allocated} MiB allocated, {reserved} MiB reserved"
+
+
+def _caption(history: History, step: int) -> str:
+    steps = 1 + max((mark.step for mark in history.trace.marks), default=0)
+    why = "the one that runs out" if history.replay.failure is not None else "the one with the peak"
+    return (
+        f"step {step + 1} of {steps}, {why}, after each allocation and free; the kinds add up to what is allocated, "
+        "and what is reserved beyond them is cached or in pieces (predicted)"
+    )
+
+
+def _peak(history: History, held: Mapping[str, Sequence[int]], first: int) -> Point:
+    """The most that is held in what is drawn, and who asked for the last of it."""
+    totals = [sum(moment) for moment in zip(*held.values(), strict=True)] or [0]
+    place = max(range(len(totals)), key=totals.__getitem__)
+    event = first + place
+    size = format_mib(totals[place])
+    made = history.trace.events[event] if history.trace.events else -1
+    text = f"peak {size} MiB\n{_by(history.trace.label(made))}" if made >= 0 else f"peak {size} MiB"
+    return Point(event=event, height_bytes=totals[place], text=text)
+
+
+def _refused(history: History) -> Point | None:
+    failure = history.replay.failure
+    if failure is None:
+        return None
+    asked, free = format_bytes(failure.requested_bytes), format_bytes(failure.free_bytes)
+    return Point(
+        event=failure.event,
+        height_bytes=failure.reserved_bytes + failure.segment_bytes,
+        text=f"{asked} refused, {free} free\n{_by(failure.label)}",
+    )
+
+
+def _by(label: Label) -> str:
+    operator, module = (shorten(name, _NAME_LENGTH) for name in (label.operator, label.module or "the model"))
+    return f"{operator}\nin {module}"
+
+
+# -- how to draw it ---------------------------------------------------------------------------------------------
+
+
+def _highest(shown: Timeline) -> float:
+    """The capacity, unless what is held is so far below it that it would lie flat."""
+    drawn = max([*shown.reserved, shown.peak.height_bytes, 1])
+    capacity = shown.capacity_bytes
+    if shown.refused is not None:
+        drawn = max(drawn, _clamped(shown, shown.refused.height_bytes))
+    return drawn if capacity is None or capacity > 5 * drawn else max(drawn, capacity)
+
+
+def _clamped(shown: Timeline, height: int) -> int:
+    return height if shown.capacity_bytes is None else min(height, int(_HIGHEST * shown.capacity_bytes))
+
+
+def _stack(axes: "Axes", shown: Timeline) -> None:
+    """Each event holds until the next, so the edges are steps."""
+    events = range(len(shown.reserved) + 1)
+    base = [0.0] * len(events)
+    for kind, color, hatch in KINDS:
+        if kind in shown.held:
+            rows = [size / MIB for size in shown.held[kind]]
+            top = [low + height for low, height in zip(base, [*rows, *rows[-1:]], strict=True)]
+            axes.fill_between(
+                events, base, top, step="post", label=kind, facecolor=color, hatch=hatch, edgecolor="white",
+                linewidth=0, zorder=3,
+            )  # fmt: skip
+            base = top
+
+
+def _lines(axes: "Axes", shown: Timeline) -> None:
+    reserved = [size / MIB for size in shown.reserved]
+    axes.step(
+        range(len(reserved) + 1), [*reserved, *reserved[-1:]], where="post", color=VERMILLION, linewidth=1.4,
+        linestyle="-", label="reserved", zorder=4,
+    )  # fmt: skip
+    if shown.capacity_bytes is not None:
+        height = shown.capacity_bytes / MIB
+        off_page = " (off the top)" if height > axes.get_ylim()[1] else ""
+        label = f"capacity {format_mib(shown.capacity_bytes)} MiB{off_page}"
+        axes.axhline(height, color=BLACK, linewidth=1.2, linestyle="--", label=label, zorder=4)
+
+
+def _phases(axes: "Axes", shown: Timeline) -> None:
+    """Bands in two greys, their names at the top; where a band is narrow the name stands upright, beside the others."""
+    across = axes.get_window_extent().width / (shown.end - shown.first)  # pixels an event
+    line = 11 * axes.figure.dpi / 72  # pixels that an upright name takes
+    upright_from = -line
+    for place, span in enumerate(shown.phases):
+        left, right = span.first - shown.first, span.end - shown.first
+        axes.axvspan(left, right, facecolor=("#F2F2F2", "#FFFFFF")[place % 2], edgecolor="none", zorder=0)
+        name = axes.text(
+            0, 0.985, _PHASE_NAMES.get(span.phase, span.phase), transform=axes.get_xaxis_transform(),
+            fontsize=8, va="top", color="#333333", zorder=5,
+        )  # fmt: skip
+        wide = name.get_window_extent().width
+        if wide + 8 < (right - left) * across:
+            name.set(x=(left + right) / 2, ha="center")
+            upright_from = ((left + right) * across + wide) / 2
+        else:
+            centre = max((left + right) / 2 * across, upright_from + line / 2 + 2)
+            name.set(x=centre / across, ha="center", rotation=90)
+            upright_from = centre + line / 2
+
+
+def _mark(axes: "Axes", shown: Timeline, point: Point, color: str) -> None:
+    """A note with an arrow to ``point``, on the side of it that has more room: what is held rises and falls again."""
+    x, height = point.event - shown.first, _clamped(shown, point.height_bytes) / MIB
+    left = x < 0.5 * (shown.end - shown.first)
+    if shown.refused is not None:
+        left = point is shown.refused
+    axes.annotate(
+        _drawable_lines(point.text),
+        xy=(x, height), xycoords="data", xytext=(0.985 if left else 0.015, 0.58), textcoords="axes fraction",
+        ha="right" if left else "left", va="center", fontsize=8, color=color, zorder=7,
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 2},
+        arrowprops={"arrowstyle": "->", "color": color, "shrinkB": 4},
+    )  # fmt: skip
+
+
+def _drawable_lines(text: str) -> str:
+    return "\n".join(drawable(line) for line in text.split("\n"))
