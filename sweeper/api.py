@@ -201,7 +201,8 @@ def predict(
     batch too: ``Forecast.fits`` and ``Forecast.headroom_bytes`` are then its.  ``cache`` keeps and uses the traces of
     earlier questions.  ``history`` asks for ``Forecast.history``, the step event by event, which ``draw_timeline``
     draws.  ``on_trace`` is told what is traced, and for which compute capability, before it is.  Raises ``UsageError``
-    when the question cannot be asked, ``Untraceable`` when the model cannot run without values, ``WorkerFailed`` when no worker starts.
+    when the question cannot be asked, ``Untraceable`` when the model cannot run without values, ``WorkerFailed`` when
+    no worker starts.
     """
     spec = _spec(model, model_args, precision, optimizer, mode, image_size, steps)
     limit = bytes_of(budget)

@@ -28,7 +28,7 @@ def draw(folder: Path) -> None:
 
 
 def draw_timeline(found: Forecast, picture: Path) -> tuple[Path, ...]:
-    """Write the history of ``found``: as ``picture``, a PNG, as an SVG beside it, and as a snapshot for PyTorch's viewer.
+    """Write the history of ``found``: ``picture``, a PNG; an SVG beside it; a snapshot for PyTorch's viewer.
 
     Returns the three paths, of which the last ends in ``.pickle``.  Raises ``FolderUnusable`` when they cannot be
     written, ``ValueError`` when the forecast was not asked for its history.

@@ -40,7 +40,7 @@ def write_all(record: Record, folder: Path) -> tuple[Path, ...]:
 
 
 def write_timeline(shown: "Timeline", picture: Path) -> tuple[Path, ...]:
-    """Write ``shown`` as ``picture``, a PNG, and as an SVG beside it; return their paths.  Raises ``FolderUnusable``."""
+    """Write ``shown`` as ``picture``, a PNG, and an SVG beside it; return their paths.  Raises ``FolderUnusable``."""
     from sweeper.report import page, timeline
 
     drawn = timeline.figure(shown)

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal
 
 from sweeper.report.words import printable
+from sweeper.trial import Kind
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,7 +36,7 @@ BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 YELLOW, BLUE, VERMILLION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
 
 # Kinds from the bottom of a bar to its top: first what stays whatever the batch is.
-KINDS = (
+KINDS: tuple[tuple[Kind, str, str], ...] = (
     ("weights", BLUE, ""),
     ("buffers", BLACK, ""),
     ("gradients", SKY, "//"),
@@ -89,17 +90,14 @@ def new_page(
     FigureCanvasAgg(figure)
     left = _LEFT / width
     axes = figure.add_axes((left, 0.185, 1 - left - _RIGHT / width, 0.63), facecolor="white")
-    titles = [
-        figure.text(left, 0.955, drawable(subject), fontsize=10, va="center"),
-        figure.text(left, 0.91, drawable(headline), fontsize=13, fontweight="bold", va="center"),
-    ]
     room = (1 - left - 0.12 / width) * figure.bbox.width
-    for title in titles:
+    for text, up, size, weight in ((subject, 0.955, 10.0, "normal"), (headline, 0.91, 13.0, "bold")):
+        title = figure.text(left, up, drawable(text), fontsize=size, fontweight=weight, va="center")
         if (wide := title.get_window_extent().width) > room:
-            title.set_fontsize(title.get_fontsize() * room / wide)
+            title.set_fontsize(size * room / wide)
     if caption:
-        text = textwrap.fill(drawable(caption), int(14 * width))
-        figure.text(left, 0.015, text, fontsize=8, va="bottom", color="#333333")
+        wrapped = textwrap.fill(drawable(caption), int(14 * width))
+        figure.text(left, 0.015, wrapped, fontsize=8, va="bottom", color="#333333")
     if stamp is not None:
         axes.text(
             0.5, 0.5, stamp, transform=axes.transAxes, ha="center", va="center",

@@ -14,8 +14,9 @@ from sweeper.predicting import Forecast
 from sweeper.prediction import predicted_failure
 from sweeper.report import words
 from sweeper.report.forecasts import card, job
-from sweeper.report.page import BLACK, KINDS, VERMILLION, drawable, house_style, legend, new_page, shorten
+from sweeper.report.page import BLACK, BLUE, KINDS, VERMILLION, drawable, house_style, legend, new_page, shorten
 from sweeper.trace import Label
+from sweeper.trial import Kind
 from sweeper.units import MIB, format_bytes, format_mib
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ _NAME_LENGTH = 40  # characters of an operator or a module that are written out
 _PHASE_NAMES = {"step": "optimizer step"}
 # Above this share of the capacity a refused request is drawn at the edge: it may be any number of times the card.
 _HIGHEST = 1.1
-_ROOM_FOR_PHASES = 1.22  # the axes reach this much above what is drawn, for the names of the phases
+_ROOM_FOR_PHASES = 1.26  # the axes reach this much above what is drawn, for the names of the phases
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,7 @@ class Timeline:
     caption: str
     first: int
     end: int
-    held: Mapping[str, tuple[int, ...]]
+    held: Mapping[Kind, tuple[int, ...]]
     reserved: tuple[int, ...]
     phases: tuple[PhaseSpan, ...]
     capacity_bytes: int | None
@@ -97,14 +98,9 @@ def figure(shown: Timeline) -> "Figure":
         _stack(axes, shown)
         _lines(axes, shown)
         _phases(axes, shown)
-        _mark(axes, shown, shown.peak, BLACK)
+        _note(axes, shown, shown.peak, BLACK, 0.48)
         if shown.refused is not None:
-            x, height = shown.refused.event - shown.first, _clamped(shown, shown.refused.height_bytes) / MIB
-            axes.plot(
-                [x], [height], color=VERMILLION, linestyle="none", marker="x", markersize=9, markeredgewidth=2.2,
-                label="refused", zorder=6,
-            )  # fmt: skip
-            _mark(axes, shown, shown.refused, VERMILLION)
+            _note(axes, shown, shown.refused, VERMILLION, 0.64)
         axes.set_xlabel("allocations and frees, in order")
         axes.set_ylabel("memory [MiB]")
         legend(page, axes, columns=5)
@@ -131,7 +127,7 @@ def _caption(history: History, step: int) -> str:
     )
 
 
-def _peak(history: History, held: Mapping[str, Sequence[int]], first: int) -> Point:
+def _peak(history: History, held: Mapping[Kind, Sequence[int]], first: int) -> Point:
     """The most that is held in what is drawn, and who asked for the last of it."""
     totals = [sum(moment) for moment in zip(*held.values(), strict=True)] or [0]
     place = max(range(len(totals)), key=totals.__getitem__)
@@ -147,6 +143,8 @@ def _refused(history: History) -> Point | None:
     if failure is None:
         return None
     asked, free = format_bytes(failure.requested_bytes), format_bytes(failure.free_bytes)
+    if failure.requested_bytes <= failure.free_bytes:
+        free += f",\nbut not the {format_bytes(failure.segment_bytes)} of a segment"
     return Point(
         event=failure.event,
         height_bytes=failure.reserved_bytes + failure.segment_bytes,
@@ -176,16 +174,18 @@ def _clamped(shown: Timeline, height: int) -> int:
 
 
 def _stack(axes: "Axes", shown: Timeline) -> None:
-    """Each event holds until the next, so the edges are steps."""
-    events = range(len(shown.reserved) + 1)
-    base = [0.0] * len(events)
+    """Each event holds until the next, so the edges are steps; only the corners of the steps are drawn."""
+    reached = len(shown.reserved)
+    base = [0.0] * (reached + 1)
     for kind, color, hatch in KINDS:
         if kind in shown.held:
             rows = [size / MIB for size in shown.held[kind]]
             top = [low + height for low, height in zip(base, [*rows, *rows[-1:]], strict=True)]
+            edges = list(zip(base, top, strict=True))
+            corners = [n for n, edge in enumerate(edges) if n in (0, reached) or edge != edges[n - 1]]
             axes.fill_between(
-                events, base, top, step="post", label=kind, facecolor=color, hatch=hatch, edgecolor="white",
-                linewidth=0, zorder=3,
+                corners, [base[n] for n in corners], [top[n] for n in corners], step="post", label=kind,
+                facecolor=color, hatch=hatch, edgecolor="white", linewidth=0, zorder=3,
             )  # fmt: skip
             base = top
 
@@ -193,52 +193,75 @@ def _stack(axes: "Axes", shown: Timeline) -> None:
 def _lines(axes: "Axes", shown: Timeline) -> None:
     reserved = [size / MIB for size in shown.reserved]
     axes.step(
-        range(len(reserved) + 1), [*reserved, *reserved[-1:]], where="post", color=VERMILLION, linewidth=1.4,
-        linestyle="-", label="reserved", zorder=4,
+        range(len(reserved) + 1), [*reserved, *reserved[-1:]], where="post", color=BLUE, linewidth=1.4,
+        label="reserved", zorder=4,
     )  # fmt: skip
     if shown.capacity_bytes is not None:
         height = shown.capacity_bytes / MIB
         off_page = " (off the top)" if height > axes.get_ylim()[1] else ""
         label = f"capacity {format_mib(shown.capacity_bytes)} MiB{off_page}"
-        axes.axhline(height, color=BLACK, linewidth=1.2, linestyle="--", label=label, zorder=4)
+        axes.axhline(height, color=BLACK, linewidth=1.2, label=label, zorder=4)
+    if shown.refused is not None:
+        axes.plot(
+            [shown.refused.event - shown.first], [_clamped(shown, shown.refused.height_bytes) / MIB],
+            color=VERMILLION, linestyle="none", marker="x", markersize=9, markeredgewidth=2.2,
+            label="out of memory", zorder=6,
+        )  # fmt: skip
 
 
 def _phases(axes: "Axes", shown: Timeline) -> None:
     """Bands in two greys, their names at the top; where a band is narrow the name stands upright, beside the others."""
-    across = axes.get_window_extent().width / (shown.end - shown.first)  # pixels an event
+    across = axes.get_window_extent().width / max(shown.end - shown.first, 1)  # pixels an event
     line = 11 * axes.figure.dpi / 72  # pixels that an upright name takes
-    upright_from = -line
+    taken = 0.0  # pixels from the left, up to where names stand
     for place, span in enumerate(shown.phases):
         left, right = span.first - shown.first, span.end - shown.first
-        axes.axvspan(left, right, facecolor=("#F2F2F2", "#FFFFFF")[place % 2], edgecolor="none", zorder=0)
+        axes.axvspan(left, right, facecolor=("#F4F4F4", "#FFFFFF")[place % 2], edgecolor="none", zorder=0)
+        axes.axvline(left, color="#BBBBBB", linewidth=0.6, zorder=1)
         name = axes.text(
-            0, 0.985, _PHASE_NAMES.get(span.phase, span.phase), transform=axes.get_xaxis_transform(),
-            fontsize=8, va="top", color="#333333", zorder=5,
+            (left + right) / 2, 0.985, _PHASE_NAMES.get(span.phase, span.phase),
+            transform=axes.get_xaxis_transform(), ha="center", va="top", fontsize=8, color="#333333", zorder=5,
         )  # fmt: skip
-        wide = name.get_window_extent().width
-        if wide + 8 < (right - left) * across:
-            name.set(x=(left + right) / 2, ha="center")
-            upright_from = ((left + right) * across + wide) / 2
-        else:
-            centre = max((left + right) / 2 * across, upright_from + line / 2 + 2)
-            name.set(x=centre / across, ha="center", rotation=90)
-            upright_from = centre + line / 2
+        wide, centre = name.get_window_extent().width, (left + right) / 2 * across
+        if wide + 8 > (right - left) * across:
+            wide, centre = line, max(centre, taken + line / 2)
+            name.set(rotation=90, x=centre / across)
+        taken = centre + wide / 2
 
 
-def _mark(axes: "Axes", shown: Timeline, point: Point, color: str) -> None:
-    """A note with an arrow to ``point``, on the side of it that has more room: what is held rises and falls again."""
+def _note(axes: "Axes", shown: Timeline, point: Point, color: str, up: float) -> None:
+    """What ``point`` says, with an arrow to it, at the height ``up``: at the nearest place where nothing is drawn.
+
+    Beside a refused request that is after it, where the step never came.
+    """
+    text = "\n".join(drawable(line) for line in point.text.split("\n"))
+    events = max(shown.end - shown.first, 1)
     x, height = point.event - shown.first, _clamped(shown, point.height_bytes) / MIB
-    left = x < 0.5 * (shown.end - shown.first)
-    if shown.refused is not None:
-        left = point is shown.refused
+    probe = axes.text(0, 0, text, fontsize=8)
+    half = 0.5 * probe.get_window_extent().width / axes.get_window_extent().width + 0.015
+    probe.remove()
+    at = _nearest_free(shown, x / events, half, (up - 0.12) * axes.get_ylim()[1] * MIB)
     axes.annotate(
-        _drawable_lines(point.text),
-        xy=(x, height), xycoords="data", xytext=(0.985 if left else 0.015, 0.58), textcoords="axes fraction",
-        ha="right" if left else "left", va="center", fontsize=8, color=color, zorder=7,
-        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 2},
-        arrowprops={"arrowstyle": "->", "color": color, "shrinkB": 4},
+        text, xy=(x, height), xycoords="data", xytext=(at, up), textcoords="axes fraction", ha="center", va="center",
+        fontsize=8, color=color, zorder=7, bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 2},
+        arrowprops={
+            "arrowstyle": "->", "color": color, "shrinkB": 4, "relpos": (0 if at > x / events else 1, 0.5),
+        },
     )  # fmt: skip
 
 
-def _drawable_lines(text: str) -> str:
-    return "\n".join(drawable(line) for line in text.split("\n"))
+def _nearest_free(shown: Timeline, point: float, half: float, low: float) -> float:
+    """Where a note ``half`` to either side may stand: the nearest place where no more than ``low`` bytes are held.
+
+    Places are shares of the width.  Where there is none, the nearest beside the point.
+    """
+    events = shown.end - shown.first
+    held = [sum(moment) for moment in zip(*shown.held.values(), strict=True)]
+
+    def is_free(centre: float) -> bool:
+        first, last = (int((centre + side) * events) for side in (-half, half))
+        return max(held[max(first, 0) : last + 1], default=0) <= low
+
+    places = sorted((half + n * (1 - 2 * half) / 40 for n in range(41)), key=lambda at: abs(at - point))
+    beside = [at for at in places if abs(at - point) > half]
+    return next(filter(is_free, beside), beside[0] if beside else places[0])
