@@ -98,7 +98,7 @@ def figure(shown: Timeline) -> "Figure":
         _stack(axes, shown)
         _lines(axes, shown)
         _phases(axes, shown)
-        _note(axes, shown, shown.peak, BLACK, 0.48)
+        _note(axes, shown, shown.peak, BLACK, 0.45)
         if shown.refused is not None:
             _note(axes, shown, shown.refused, VERMILLION, 0.64)
         axes.set_xlabel("allocations and frees, in order")
@@ -142,13 +142,13 @@ def _refused(history: History) -> Point | None:
     failure = history.replay.failure
     if failure is None:
         return None
-    asked, free = format_bytes(failure.requested_bytes), format_bytes(failure.free_bytes)
+    text = f"{format_bytes(failure.requested_bytes)} refused, {format_bytes(failure.free_bytes)} free"
     if failure.requested_bytes <= failure.free_bytes:
-        free += f",\nbut not the {format_bytes(failure.segment_bytes)} of a segment"
+        text += f"\n(it takes a segment of {format_bytes(failure.segment_bytes)})"
     return Point(
         event=failure.event,
         height_bytes=failure.reserved_bytes + failure.segment_bytes,
-        text=f"{asked} refused, {free} free\n{_by(failure.label)}",
+        text=f"{text}\n{_by(failure.label)}",
     )
 
 
