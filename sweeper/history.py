@@ -9,16 +9,19 @@ What this does not know: when anything happened.  There are no times in a trace,
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Any, Literal
 
 from sweeper.allocator import AllocatorOutOfMemory, CachingAllocator, Segment, SegmentAction
 from sweeper.allocator_conf import AllocatorConf
-from sweeper.trace import Replay, Trace, replay
+from sweeper.trace import Mark, Replay, Trace, replay
 from sweeper.trial import KINDS, Kind, Phase
 
-__all__ = ["Action", "History", "PhaseSpan", "RecordingAllocator", "recorded"]
+__all__ = ["Action", "History", "PhaseSpan", "RecordingAllocator", "recorded", "without_the_end"]
+
+# What a job holds from one step to the next.
+_LASTING: frozenset[Kind] = frozenset({"weights", "buffers", "optimizer"})
 
 ActionName = Literal["alloc", "free", "oom"] | SegmentAction
 
@@ -156,10 +159,21 @@ class History:
 
     def phases(self) -> tuple[PhaseSpan, ...]:
         """The phases of all steps that have an event, also of those that were not reached."""
-        marks = self.trace.marks
-        ends = [*(mark.event for mark in marks[1:]), len(self.trace.events)]
-        spans = (PhaseSpan(mark.event, end, mark.phase, mark.step) for mark, end in zip(marks, ends, strict=True))
+        last = Mark(len(self.trace.events), "setup", 0)
+        spans = (
+            PhaseSpan(mark.event, after.event, mark.phase, mark.step)
+            for mark, after in pairwise([*self.trace.marks, last])
+        )
         return tuple(span for span in spans if span.end > span.first)
+
+
+def without_the_end(trace: Trace) -> Trace:
+    """``trace`` up to where the model itself is let go, after the last step: a job that goes on never comes there."""
+    end = len(trace.events)
+    while end and trace.events[end - 1] < 0:
+        end -= 1
+    lasting = (n for n in range(end, len(trace.events)) if trace.label(~trace.events[n]).kind in _LASTING)
+    return replace(trace, events=trace.events[: next(lasting, len(trace.events))])
 
 
 def recorded(

@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 
 from sweeper.allocator import CachingAllocator
 from sweeper.allocator_conf import DEFAULT_CONF, AllocatorConf
-from sweeper.history import History, recorded
+from sweeper.history import History, recorded, without_the_end
 from sweeper.trace import Replay, ReplayFailure, Trace, replay, replayed_breakdowns
 from sweeper.trial import Breakdown, Phase
 from sweeper.units import MIB
@@ -126,9 +126,9 @@ class Replays:
         return replay(self._traces.at(size), allocator)
 
     def recorded(self, size: int, room: "Room") -> History:
-        """The same, with everything the allocator does written down."""
+        """The same, with everything the allocator does written down, as long as the job goes on."""
         return recorded(
-            self._traces.at(size),
+            without_the_end(self._traces.at(size)),
             self._conf,
             capacity_bytes=room.capacity_bytes,
             limit_bytes=room.limit_bytes,

@@ -11,8 +11,9 @@ innermost first, and the viewer, which prints ``filename:line:name``, shows for 
     step:1:forward                   the step, counted from 1, and its phase
     kind:0:activations               what the block held
 
-Left out: ``time_us``, because nothing took any time; ``category``, which the viewer draws by, because it then stops
-with an error unless one of them is called "unknown" (``annotate_snapshot``, torch/utils/viz/MemoryViz.js).
+Of a free block torch also says what its last owner asked for; here that is 0.  Left out: ``time_us``, because nothing
+took any time; ``category``, which the viewer draws by, because it then stops with an error unless one of them is called
+"unknown" (``annotate_snapshot``, torch/utils/viz/MemoryViz.js).
 """
 
 import pickle

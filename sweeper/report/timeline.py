@@ -75,8 +75,8 @@ def timeline(found: Forecast) -> Timeline:
     first, end = (phases[0].first, phases[-1].end) if phases else (0, len(history.trace.events))
     held = {kind: rows[first:end] for kind, rows in history.held().items() if any(rows[first:end])}
     return Timeline(
-        subject=f"{job(found)}, batch {batch}, on {card(found)} (predicted)",
-        headline=_headline(history),
+        subject=f"{shorten(job(found), 60)}, batch {batch}, on {shorten(card(found), 50)} (predicted)",
+        headline=shorten(_headline(history), 80),
         caption=_caption(history, step),
         first=first,
         end=end,
@@ -153,7 +153,8 @@ def _refused(history: History) -> Point | None:
 
 
 def _by(label: Label) -> str:
-    operator, module = (shorten(name, _NAME_LENGTH) for name in (label.operator, label.module or "the model"))
+    names = (label.operator, label.module or "the model")
+    operator, module = (shorten(words.printable(name), _NAME_LENGTH) for name in names)
     return f"{operator}\nin {module}"
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sweeper.allocator import CachingAllocator
 from sweeper.allocator_conf import DEFAULT_CONF, AllocatorConf
-from sweeper.history import PhaseSpan, RecordingAllocator, recorded
+from sweeper.history import PhaseSpan, RecordingAllocator, recorded, without_the_end
 from sweeper.trace import WORKSPACE_OPERATOR, Label, Trace, replay
 from sweeper.units import MIB
 from tests.traces import GOLDEN, LABELS, golden, traces
@@ -128,3 +128,24 @@ def test_the_phases_follow_each_other_over_the_whole_trace() -> None:
             assert history.trace.phase_at(event) == (span.phase, span.step)
     assert spans[0] == PhaseSpan(0, spans[0].end, "setup", 0)
     assert {span.phase for span in spans} >= {"inputs", "forward", "loss", "backward", "step"}
+
+
+def test_the_end_that_is_left_out_is_the_models_own() -> None:
+    whole, kept = golden(61), without_the_end(golden(61))
+    left_out = whole.events[len(kept.events) :]
+    assert left_out
+    assert kept.events == whole.events[: len(kept.events)]
+    assert all(event < 0 for event in left_out)
+    assert whole.label(~left_out[0]).kind in ("weights", "buffers", "optimizer")
+    history = recorded(kept, DEFAULT_CONF)
+    assert history.replay == replay(whole, CachingAllocator())
+    held = {kind: rows[-1] for kind, rows in history.held().items()}
+    assert held["weights"] == max(history.held()["weights"])
+    assert held["optimizer"] == max(history.held()["optimizer"])
+
+
+@given(traces())
+def test_what_is_left_out_of_any_trace_changes_no_peak(trace: Trace) -> None:
+    kept = without_the_end(trace)
+    assert without_the_end(kept) == kept
+    assert replay(kept, CachingAllocator()) == replay(trace, CachingAllocator())
