@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,7 @@ def runner() -> Iterator[ForkRunner]:
         yield one
 
 
-def predicted(runner: ForkRunner, folder: Path, spec: TrialSpec, on: str, **wanted: int) -> Forecast:
+def predicted(runner: ForkRunner, folder: Path, spec: TrialSpec, on: str, **wanted: Any) -> Forecast:
     cache = TraceCache(folder.parent / "cache")  # cards of one compute capability share their traces
     tracer = StepTracer(runner, folder / "predicting", cache=cache)
     (found,) = forecasts(spec, (card(on),), Wanted(**{"cap": 4096, **wanted}), tracer, DEFAULT_CONF)
