@@ -18,7 +18,7 @@ from sweeper.trial import TrialSpec
 __all__ = ["predict"]
 
 YES, NO = 0, 1
-_NAMED = "-"  # of --timeline: a name of our own
+_NAMED = ""  # --timeline without a name: one of our own
 
 
 @click.command(short_help="Say what fits on a card, without running anything.")

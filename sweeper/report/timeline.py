@@ -231,9 +231,9 @@ def _phases(axes: "Axes", shown: Timeline) -> None:
 
 
 def _note(axes: "Axes", shown: Timeline, point: Point, color: str, up: float) -> None:
-    """What ``point`` says, with an arrow to it, at the height ``up``: at the nearest place where nothing is drawn.
+    """What ``point`` says, with an arrow to it, at the height ``up``: where nothing is held, as near as that is.
 
-    Beside a refused request that is after it, where the step never came.
+    Nothing is held after a refused request, where the step never came.
     """
     text = "\n".join(drawable(line) for line in point.text.split("\n"))
     events = max(shown.end - shown.first, 1)
