@@ -109,6 +109,22 @@ def test_a_refused_workspace_is_written_down_and_passed_over() -> None:
     assert (refused.allocation, refused.size_bytes, refused.free_bytes) == (1, 40 * MIB, 24 * MIB)
 
 
+def test_pages_that_are_unmapped_are_written_down_where_they_lie() -> None:
+    """A free block from 30 to 60 MiB holds one page of 20 MiB whole; the small pool needs what that takes."""
+    trace = Trace(
+        batch_size=1, events=(0, 1, ~1, 2), sizes=(30 * MIB, 30 * MIB, 1024), labels=LABELS, labels_of=(2, 2, 2)
+    )
+    history = recorded(trace, AllocatorConf.parse("expandable_segments:True"), capacity_bytes=60 * MIB)
+    assert history.replay.fits
+    *_, refused = history.actions_by_event()
+    base = history.actions[0].address
+    assert [(a.name, a.size_bytes) for a in refused] == [
+        ("segment_unmap", 20 * MIB), ("segment_map", 2 * MIB), ("alloc", 1024),
+    ]  # fmt: skip
+    assert refused[0].address == base + 40 * MIB
+    assert history.reserved() == (40 * MIB, 60 * MIB, 60 * MIB, 42 * MIB)
+
+
 def test_nothing_is_done_for_no_bytes() -> None:
     allocator = RecordingAllocator()
     allocator.free(allocator.allocate(0))

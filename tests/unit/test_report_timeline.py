@@ -14,8 +14,8 @@ from sweeper.predicting import Forecast
 from sweeper.prediction import Prediction
 from sweeper.report import page
 from sweeper.report.timeline import Point, Timeline, figure, timeline
-from sweeper.trace import AffineTrace, Label, Trace
-from sweeper.trial import KINDS
+from sweeper.trace import AffineTrace, Label, Mark, Trace
+from sweeper.trial import KINDS, Phase
 from sweeper.units import MIB, format_bytes
 from sweeper.wire import from_jsonable, to_jsonable
 from tests.builders import a_spec
@@ -48,6 +48,14 @@ def renamed(trace: Trace, name: str) -> Trace:
     return dataclasses.replace(trace, labels=labels)
 
 
+def crowded() -> Trace:
+    """Phases of one event each, between two long ones."""
+    events = tuple(event for n in range(100) for event in (n, ~n))
+    phases: tuple[Phase, ...] = ("inputs", "forward", "loss", "backward", "step")
+    marks = (Mark(0, "setup", 0), *(Mark(100 + n, phase, 0) for n, phase in enumerate(phases)))
+    return dataclasses.replace(a_trace(), events=events, sizes=(MIB,) * 100, labels_of=(2,) * 100, marks=marks)
+
+
 @cache
 def histories() -> dict[str, History]:
     law = AffineTrace.join(golden(4), golden(8))
@@ -58,6 +66,7 @@ def histories() -> dict[str, History]:
         "runs out at once": recorded(golden(61), DEFAULT_CONF, capacity_bytes=2 * MIB),
         "no end": recorded(golden(4), DEFAULT_CONF),
         "by hand": recorded(a_trace(), DEFAULT_CONF, capacity_bytes=64 * MIB),
+        "crowded": recorded(crowded(), DEFAULT_CONF, capacity_bytes=64 * MIB),
         "without marks": recorded(dataclasses.replace(a_trace(), marks=()), DEFAULT_CONF),
     }
 
@@ -83,7 +92,10 @@ def test_what_is_chosen_is_one_step_with_its_peak_or_its_refusal(name: str) -> N
     history, found = histories()[name], shown(name)
     failure = history.replay.failure
     assert (found.refused is None) == (failure is None)
-    assert {span.step for span in found.phases} in ({found.phases[0].step} if found.phases else set(), _steps(found))
+    focus = history.replay.peak_event if failure is None else failure.event
+    step = history.trace.phase_at(focus)[1]
+    assert found.phases == tuple(span for span in history.phases() if span.step == step)
+    assert f"step {step + 1} of " in found.caption
     assert all(found.first <= span.first < span.end <= found.end for span in found.phases)
     totals = [sum(moment) for moment in zip(*found.held.values(), strict=True)]
     assert len(totals) == len(found.reserved)
@@ -98,10 +110,6 @@ def test_what_is_chosen_is_one_step_with_its_peak_or_its_refusal(name: str) -> N
         assert found.refused.height_bytes > (history.capacity_bytes or 0)
         assert f"{format_bytes(failure.requested_bytes)} refused" in found.refused.text
         assert failure.label.operator in found.refused.text
-
-
-def _steps(found: Timeline) -> set[int]:
-    return {span.step for span in found.phases}
 
 
 @each
