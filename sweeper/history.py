@@ -8,7 +8,6 @@ then, and the snapshot that PyTorch's own viewer opens (``snapshot``).
 What this does not know: when anything happened.  There are no times in a trace, so there are none here.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any, Literal
@@ -28,7 +27,7 @@ ActionName = Literal["alloc", "free", "oom"] | SegmentAction
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """One thing the allocator did while it served ``allocation``, or took it back.  Bytes.
+    """One thing the allocator did: gave ``allocation``, took it back, or, to segments, since it was asked for.  Bytes.
 
     ``size_bytes`` is what was asked for; of an ``oom`` that, rounded; of a segment all of it.  ``held_bytes`` is the
     block's own size, 0 where there is no block.  ``free_bytes``, of an ``oom``, is what the device had left.
@@ -40,6 +39,10 @@ class Action:
     size_bytes: int
     held_bytes: int = 0
     free_bytes: int = 0
+
+    def is_of(self, event: int) -> bool:
+        """Whether this is what ``event`` of the trace asked for: its own allocation, or its own free."""
+        return self.allocation == (event if event >= 0 else ~event) and (self.name == "free") == (event < 0)
 
 
 class RecordingAllocator(CachingAllocator):
@@ -129,17 +132,24 @@ class History:
         """How many events were replayed: all, or those before the one that was refused."""
         return len(self.trace.events) if self.replay.failure is None else self.replay.failure.event
 
-    def actions_by_event(self) -> Iterator[tuple[Action, ...]]:
-        """What the allocator did at each event of the trace, one after the other, the refused one included."""
+    def actions_by_event(self) -> tuple[tuple[Action, ...], ...]:
+        """What the allocator did at each event of the trace that was reached, the refused one included.
+
+        What was done to segments belongs to the event before which it was done; an event may do nothing at all.
+        """
+        found: list[tuple[Action, ...]] = []
         place = 0
         for event in self.trace.events[: self.reached + 1]:
-            first, number = place, event if event >= 0 else ~event
-            while place < len(self.actions):
-                action = self.actions[place]
-                if action.allocation != number or (action.name == "free") != (event < 0):
-                    break
-                place += 1
-            yield self.actions[first:place]
+            own = place
+            while own < len(self.actions) and self.actions[own].name.startswith("segment_"):
+                own += 1
+            first = place
+            if own < len(self.actions) and self.actions[own].is_of(event):
+                place = own + 1
+            found.append(self.actions[first:place])
+        if found:
+            found[-1] += self.actions[place:]
+        return tuple(found)
 
     def held(self) -> dict[Kind, tuple[int, ...]]:
         """The bytes of each kind after each event that was reached; the kinds add up to what is allocated."""

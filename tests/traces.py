@@ -9,7 +9,8 @@ from sweeper.units import MIB
 
 __all__ = ["GOLDEN", "HIDDEN", "INPUTS", "LABELS", "WEIGHTS", "a_trace", "golden", "traces"]
 
-GOLDEN = Path(__file__).parent / "data" / "trace" / "schema-1"
+# The folder of the golden traces, by schema.
+GOLDEN = {int(path.name[7:]): path for path in sorted((Path(__file__).parent / "data" / "trace").glob("schema-*"))}
 
 WEIGHTS = Label("to", "fc", "setup", "weights")
 INPUTS = Label("to", "", "inputs", "inputs")
@@ -47,6 +48,6 @@ def traces(draw: st.DrawFn) -> Trace:
     return Trace(batch_size=1, events=tuple(events), sizes=tuple(sizes), labels=LABELS, labels_of=labels_of)
 
 
-def golden(batch: int) -> Trace:
+def golden(batch: int, schema: int = 1) -> Trace:
     """small-cnn's step at ``batch``, as ``tests.data.trace.make_golden`` had it traced."""
-    return Trace.from_json((GOLDEN / f"small-cnn-b{batch}.json").read_text(encoding="utf-8"))
+    return Trace.from_json((GOLDEN[schema] / f"small-cnn-b{batch}.json").read_text(encoding="utf-8"))

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from sweeper.allocator import CachingAllocator
 from sweeper.allocator_conf import DEFAULT_CONF, AllocatorConf
-from sweeper.history import PhaseSpan, RecordingAllocator, recorded, without_the_end
+from sweeper.history import History, PhaseSpan, RecordingAllocator, recorded, without_the_end
 from sweeper.trace import WORKSPACE_OPERATOR, Label, Trace, replay
 from sweeper.units import MIB
-from tests.traces import GOLDEN, LABELS, golden, traces
+from tests.traces import LABELS, a_trace, golden, traces
 
 CONFS = [
     DEFAULT_CONF,
@@ -79,7 +79,7 @@ def test_the_actions_on_segments_end_in_the_segments_there_are(
 @given(trace=traces(), capacity=capacities)
 def test_every_event_has_its_actions_and_a_refusal_is_the_last(trace: Trace, capacity: int | None) -> None:
     history = recorded(trace, DEFAULT_CONF, capacity_bytes=capacity)
-    by_event = list(history.actions_by_event())
+    by_event = history.actions_by_event()
     assert [action for actions in by_event for action in actions] == list(history.actions)
     for index, actions in enumerate(by_event):
         event = trace.events[index]
@@ -125,6 +125,28 @@ def test_pages_that_are_unmapped_are_written_down_where_they_lie() -> None:
     assert history.reserved() == (40 * MIB, 60 * MIB, 60 * MIB, 42 * MIB)
 
 
+def test_a_cache_that_is_emptied_between_two_events_belongs_to_the_second() -> None:
+    allocator, trace = RecordingAllocator(), a_trace(hidden=10 * MIB)
+    weights, inputs, hidden = (allocator.allocate(size) for size in trace.sizes)
+    allocator.free(hidden)
+    allocator.empty_cache()
+    allocator.free(inputs)
+    allocator.empty_cache()
+    history = History(
+        trace=trace,
+        replay=replay(trace, CachingAllocator()),
+        actions=tuple(allocator.actions),
+        segments=allocator.segments(),
+        conf=DEFAULT_CONF,
+        capacity_bytes=None,
+    )
+    names = [[action.name for action in actions] for actions in history.actions_by_event()]
+    made = ["segment_alloc", "alloc"]
+    assert names == [made, made, made, ["free"], ["segment_free", "free", "segment_free"]]
+    assert history.reserved()[-1] == allocator.reserved_bytes == sum(s.size_bytes for s in history.segments)
+    assert weights in {segment.address for segment in history.segments}
+
+
 def test_nothing_is_done_for_no_bytes() -> None:
     allocator = RecordingAllocator()
     allocator.free(allocator.allocate(0))
@@ -133,7 +155,6 @@ def test_nothing_is_done_for_no_bytes() -> None:
 
 
 def test_the_phases_follow_each_other_over_the_whole_trace() -> None:
-    assert GOLDEN.is_dir()
     history = recorded(golden(8), DEFAULT_CONF)
     spans = history.phases()
     assert [span.first for span in spans] == [0, *(span.end for span in spans[:-1])]

@@ -162,11 +162,15 @@ def test_the_breakdown_is_the_moment_of_the_peak_and_the_holdings_are_each_kinds
 # -- the golden traces: small-cnn's step as the worker traced it when the schema was new
 
 
-def test_the_golden_traces_are_still_read_and_replay_to_the_same_peaks() -> None:
-    said = json.loads((GOLDEN / "peaks.json").read_text(encoding="utf-8"))
+each_schema = pytest.mark.parametrize("schema", GOLDEN)
+
+
+@each_schema
+def test_the_golden_traces_are_still_read_and_replay_to_the_same_peaks(schema: int) -> None:
+    said = json.loads((GOLDEN[schema] / "peaks.json").read_text(encoding="utf-8"))
     assert len(said) >= 6
     for one in said:
-        found = replay(golden(one["batch"]), CachingAllocator(capacity_bytes=one["capacity_bytes"]))
+        found = replay(golden(one["batch"], schema), CachingAllocator(capacity_bytes=one["capacity_bytes"]))
         assert found.fits == one["fits"]
         assert found.peak_allocated_bytes == one["peak_allocated_bytes"]
         assert found.peak_reserved_bytes == one["peak_reserved_bytes"]
@@ -174,19 +178,24 @@ def test_the_golden_traces_are_still_read_and_replay_to_the_same_peaks() -> None
     assert {one["fits"] for one in said} == {True, False}
 
 
-def test_a_golden_trace_is_written_as_it_was_read() -> None:
-    for path in GOLDEN.glob("small-cnn-b*.json"):
+def test_there_is_a_golden_trace_of_every_schema() -> None:
+    assert list(GOLDEN) == list(range(1, SCHEMA + 1)), "run python -m tests.data.trace.make_golden once"
+
+
+def test_a_golden_trace_of_the_present_schema_is_written_as_it_was_read() -> None:
+    for path in GOLDEN[SCHEMA].glob("small-cnn-b*.json"):
         assert Trace.from_json(path.read_text(encoding="utf-8")).to_json() == path.read_text(encoding="utf-8").strip()
 
 
-def test_two_golden_traces_give_the_third_event_by_event_and_to_the_byte() -> None:
-    law = AffineTrace.join(golden(4), golden(8))
-    assert law.at(61) == golden(61)
+@each_schema
+def test_two_golden_traces_give_the_third_event_by_event_and_to_the_byte(schema: int) -> None:
+    law = AffineTrace.join(golden(4, schema), golden(8, schema))
+    assert law.at(61) == golden(61, schema)
     assert any(law.per_sample)
     assert any(fixed and not slope for fixed, slope in zip(law.fixed, law.per_sample, strict=True))
-    law.check(golden(61))
+    law.check(golden(61, schema))
     # One byte more in any allocation is off the line, and the law names it.
-    third = golden(61)
+    third = golden(61, schema)
     for allocation in range(0, len(third.sizes), 17):
         sizes = (*third.sizes[:allocation], third.sizes[allocation] + 1, *third.sizes[allocation + 1 :])
         with pytest.raises(NotAffine) as caught:
