@@ -3,7 +3,8 @@
     python scripts/score_predictions.py FOLDER                       reads peaks.csv, caps.csv and brackets.csv there
     python scripts/score_predictions.py FOLDER --sets xmem,caps      sets whose names begin so
     python scripts/score_predictions.py FOLDER --resume done.jsonl   goes on where an earlier run stopped
-    python scripts/score_predictions.py FOLDER --out results/accuracy  keeps table, JSON and figure there
+    python scripts/score_predictions.py FOLDER --out results/accuracy  keeps table, JSON and figure there, and of all
+                                                                     sets the errors that `sweep predict` tells
 
 Needs neither a GPU nor the network.  timm and transformers models are built from their configurations where those
 libraries are installed; other rows are listed as skipped, with the reason.  The table goes to stdout, progress to
@@ -32,10 +33,13 @@ for entry in (ROOT, ROOT / "scripts"):
         sys.path.insert(0, str(entry))  # the tree may not be installed
 
 from scoring.answer import Answer, answers  # noqa: E402
+from scoring.condensing import write_condensed  # noqa: E402
 from scoring.rows import Bracket, Cap, Job, Peak, read_folder  # noqa: E402
 from scoring.scores import Scored, SetScore, outside_bytes, predicted_bytes, score, table  # noqa: E402
 
 SCHEMA = 1
+# A scoring kept there is what the package tells of its errors; one kept elsewhere (other rows, a trial) is not.
+KEPT, PACKAGED = ROOT / "results" / "accuracy", ROOT / "sweeper" / "data" / "accuracy.json"
 MOST_PROCESSES = 8
 
 Row = Peak | Cap | Bracket
@@ -62,6 +66,8 @@ def main() -> None:
         (options.out / "accuracy.txt").write_text("\n".join(lines) + "\n")
         (options.out / "accuracy.json").write_text(json.dumps(found, indent=1) + "\n")
         figure(scored).savefig(options.out / "accuracy.png", dpi=130)
+        if options.out.resolve() == KEPT and not options.sets:
+            write_condensed(found, PACKAGED)
 
 
 def as_json(scored: Sequence[Scored], scores: Sequence[SetScore]) -> dict[str, Any]:

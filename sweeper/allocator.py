@@ -34,6 +34,7 @@ import sys
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from sweeper.allocator_conf import DEFAULT_CONF, AllocatorConf
 from sweeper.units import MIB
@@ -44,11 +45,15 @@ __all__ = [
     "Block",
     "CachingAllocator",
     "Segment",
+    "SegmentAction",
     "UnknownAddress",
 ]
 
 UNLIMITED = sys.maxsize
 DRIVER_PAGE_BYTES = 2 * MIB  # what a segment takes of the device is rounded up to this
+
+# What is done to reserved memory, in the words of PyTorch's memory history (torch/csrc/cuda/memory_snapshot.cpp).
+SegmentAction = Literal["segment_alloc", "segment_free", "segment_map", "segment_unmap"]
 
 
 class UnknownAddress(KeyError):
@@ -197,7 +202,9 @@ class CachingAllocator:
     is asked for that would take reserved memory past it (the last page of an expandable range may).  ``total_bytes`` is
     the device's memory as the driver reports it, which only the message, ``per_process_memory_fraction`` and the length
     of an expandable range look at; None is the capacity.  ``place_segment`` is called with the size of each new
-    segment, or expandable range, and returns its address.  Raises ``ValueError`` for a fraction of an unknown total.
+    segment, or expandable range, and returns its address.  ``on_segment`` is told what is taken from the
+    driver and what is given back, as it happens: the action, the address, the bytes.  Raises ``ValueError`` for a
+    fraction of an unknown total.
 
     The upper-case attributes are the rules' constants (``c10/core/AllocatorConfig.h``).
     """
@@ -216,6 +223,7 @@ class CachingAllocator:
         place_segment: Callable[[int], int] | None = None,
         memory_fraction_limit_bytes: int | None = None,
         total_bytes: int | None = None,
+        on_segment: Callable[[SegmentAction, int, int], None] | None = None,
     ) -> None:
         self.conf = conf
         self.allocated_bytes = 0
@@ -234,6 +242,7 @@ class CachingAllocator:
         self._searches = 0
         self._padding = 0  # what the driver's pages add to reserved; 0 but for odd values of large_segment_size_mb
         self._place_segment = self._next_address if place_segment is None else place_segment
+        self._on_segment = _ignore if on_segment is None else on_segment
         self._free_address = 1 << 40
         self._pools: dict[tuple[bool, int], _Pool] = {}
         self._live: dict[int, _Block] = {}
@@ -425,7 +434,9 @@ class CachingAllocator:
             return self._grow(pool, size)
         if self.reserved_bytes + self._padding + segment_bytes + -segment_bytes % DRIVER_PAGE_BYTES > self._capacity:
             return None
-        return self._new_segment(pool, segment_bytes, self._place_segment(segment_bytes))
+        address = self._place_segment(segment_bytes)
+        self._on_segment("segment_alloc", address, segment_bytes)
+        return self._new_segment(pool, segment_bytes, address)
 
     def _out_of_memory(self, size: int, requested: int) -> AllocatorOutOfMemory:
         capacity = self._capacity if self._limit is None else min(self._capacity, self._limit)
@@ -453,6 +464,7 @@ class CachingAllocator:
     def _release(self, block: _Block) -> None:
         """Give back the segment that ``block`` is the whole of (``release_block``)."""
         block.pool.remove(block)
+        self._on_segment("segment_free", block.address, block.size)
         del self._heads[block.base]
         self._padding -= -block.size % DRIVER_PAGE_BYTES
         self.reserved_bytes -= block.size
@@ -578,6 +590,7 @@ class CachingAllocator:
         if mapped < block.size:
             insort(block.pool.unmapped, block.cut(mapped), key=_address)
         block.state = _FREE
+        self._on_segment("segment_map", block.address, mapped)
         block = self._merged(block)
         self._put_back(block)
         self._reserve(mapped)
@@ -591,6 +604,7 @@ class CachingAllocator:
         if begin >= end:
             return
         pool.remove(block)
+        self._on_segment("segment_unmap", begin, end - begin)
         if begin > block.address:
             rest = block.cut(begin - block.address)
             self._put_back(block)
@@ -610,6 +624,10 @@ class CachingAllocator:
         if block.previous is None and block.next is None:
             pool.unmapped.remove(block)
             del self._heads[block.base]
+
+
+def _ignore(_action: SegmentAction, _address: int, _size: int) -> None:
+    """No one is told."""
 
 
 def _address(block: _Block) -> int:

@@ -8,7 +8,6 @@ import dataclasses
 import os
 import platform
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,13 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sweeper import cards, model_names
+from sweeper.accuracy import accuracy
 from sweeper.allocator_conf import AllocatorConf
 from sweeper.checks import bytes_of, check_device, check_numbers, check_sizes, check_steps, one_of
-from sweeper.errors import FolderUnusable, UnknownName, UsageError, WorkerFailed
+from sweeper.drawing import draw, draw_timeline
+from sweeper.errors import UnknownName, UsageError, WorkerFailed
 from sweeper.journal import Journal, read_record
 from sweeper.predicting import Forecast, StepTracer, Wanted, forecasts
 from sweeper.record import CurvePoint, Header, Record, Settings
-from sweeper.runner import Runner, open_runner, python_command
+from sweeper.runner import Runner, open_runner
 from sweeper.sweeping import Observer, Silent, run_sweep
 from sweeper.trace_cache import TraceCache, default_folder
 from sweeper.trial import MODES, OPTIMIZERS, PRECISIONS, Describe, DeviceReport, TrialSpec
@@ -33,7 +34,7 @@ from sweeper.units import format_bytes
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["AUTO_CARD", "Forecast", "Run", "draw", "load", "predict", "predict_all", "resume", "sweep"]
+__all__ = ["AUTO_CARD", "Forecast", "Run", "draw", "draw_timeline", "load", "predict", "predict_all", "resume", "sweep"]
 
 # What `auto` simulates on a machine without a GPU: a card that many students have.
 AUTO_CARD = "rtx4060"
@@ -190,6 +191,7 @@ def predict(
     image_size: int | None = None,
     steps: int = 3,
     cache: bool = True,
+    history: bool = False,
     on_trace: Callable[[TrialSpec, str], None] | None = None,
 ) -> Forecast:
     """Say, without a GPU and without a trial, what fits on ``card``: the largest batch, the curve, and why not more.
@@ -197,13 +199,14 @@ def predict(
     ``card`` is a name of the catalogue or a size; ``budget`` is bytes or a text such as ``"16GiB"``, a limit below the
     card's or, without a card, all there is (with the kernels of compute capability 8.9).  ``batch`` asks about that
     batch too: ``Forecast.fits`` and ``Forecast.headroom_bytes`` are then its.  ``cache`` keeps and uses the traces of
-    earlier questions.  ``on_trace`` is told what is traced, and for which compute capability, before it
-    is.  Raises ``UsageError`` when the question
-    cannot be asked, ``Untraceable`` when the model cannot run without values, ``WorkerFailed`` when no worker starts.
+    earlier questions.  ``history`` asks for ``Forecast.history``, the step event by event, which ``draw_timeline``
+    draws.  ``on_trace`` is told what is traced, and for which compute capability, before it is.  Raises ``UsageError``
+    when the question cannot be asked, ``Untraceable`` when the model cannot run without values, ``WorkerFailed`` when
+    no worker starts.
     """
     spec = _spec(model, model_args, precision, optimizer, mode, image_size, steps)
     limit = bytes_of(budget)
-    wanted = _wanted(spec, max_batch=max_batch, batch=batch, budget_bytes=limit)
+    wanted = _wanted(spec, max_batch=max_batch, batch=batch, budget_bytes=limit, history=history)
     return _forecasts(spec, (_card_of(card, limit),), wanted, cache=cache, on_trace=on_trace)[0]
 
 
@@ -246,21 +249,6 @@ def _finish(journal: Journal, runner: Runner, observer: Observer | None) -> Run:
     record = run_sweep(journal, runner, observer or Silent())
     draw(journal.folder)
     return Run(record, journal.folder)
-
-
-def draw(folder: Path) -> None:
-    """Write everything that is derived from the journal in ``folder``, in a process that ends with it.
-
-    Raises ``FolderUnusable`` when it cannot be written.
-    """
-    command, environment = python_command("sweeper.report", str(folder))
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        return
-    *_, message, hint = ["", "", *done.stderr.strip().splitlines()]
-    if done.returncode != 2:
-        message, hint = f"drawing failed: {hint}", f"the journal is whole; try again: sweep report {folder}"
-    raise FolderUnusable(message, hint=hint)
 
 
 def load(folder: str | Path) -> Run:
@@ -335,11 +323,19 @@ def _card_of(name: str | None, budget_bytes: int | None) -> cards.Card:
     )
 
 
-def _wanted(spec: TrialSpec, *, max_batch: int, batch: int | None, budget_bytes: int | None) -> Wanted:
+def _wanted(
+    spec: TrialSpec, *, max_batch: int, batch: int | None, budget_bytes: int | None, history: bool = False
+) -> Wanted:
     check_sizes(min_batch=1, max_batch=max_batch, batches=() if batch is None else (batch,))
     check_steps(spec.steps)
     model_names.check_model(spec.model)
-    return Wanted(cap=max(max_batch, batch or 1), batch=batch, budget_bytes=budget_bytes)
+    return Wanted(
+        cap=max(max_batch, batch or 1),
+        batch=batch,
+        budget_bytes=budget_bytes,
+        accuracy=accuracy(),
+        history=history,
+    )
 
 
 def _forecasts(

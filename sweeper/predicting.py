@@ -14,17 +14,37 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sweeper.accuracy import Accuracy
 from sweeper.allocator_conf import AllocatorConf
 from sweeper.cards import Card
 from sweeper.errors import Untraceable, UsageError
-from sweeper.prediction import PredictedFailure, Prediction, Replays, Room, predict_within, predicted_failure
+from sweeper.history import History
+from sweeper.prediction import (
+    PredictedFailure,
+    Prediction,
+    Replays,
+    Room,
+    largest_within,
+    predict_within,
+    predicted_failure,
+)
 from sweeper.runner import Runner
 from sweeper.trace import AffineTrace, NotAffine, Trace
 from sweeper.trace_cache import TraceCache, question, versions
 from sweeper.trial import Broken, Refused, TakeTraces, Traced, TrialSpec, with_size
 from sweeper.untraceable import untraceable
 
-__all__ = ["AskedBatch", "EachSize", "Forecast", "StepTracer", "Wanted", "affine_law", "forecasts", "job_traces"]
+__all__ = [
+    "AskedBatch",
+    "EachSize",
+    "ErrorBand",
+    "Forecast",
+    "StepTracer",
+    "Wanted",
+    "affine_law",
+    "forecasts",
+    "job_traces",
+]
 
 # Small, so that tracing is quick and nothing special happens at them (a batch of 1 breaks batch norm after pooling);
 # the third is far from both, and odd.
@@ -131,12 +151,31 @@ class AskedBatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorBand:
+    """Where the truth lies if the prediction is off by at most ``share`` of what is true, either way.
+
+    The peaks are of the largest batch, uncapped, in bytes.  The batches are the largest that fit when the job takes
+    the most and the least of the band; None where then nothing fits.
+    """
+
+    share: float
+    least_peak_bytes: int
+    most_peak_bytes: int
+    least_batch: int | None
+    most_batch: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
     """What is predicted of one job on one card.  Bytes.
 
     ``uncapped_peak_bytes`` and ``least_capacity_bytes`` are of the largest batch that fits: the most it would reserve
     on a card without end, and the least capacity it runs in; None where nothing fits.  The allocator keeps what it has
     while there is room, so the first is more.  ``notes`` are sentences.
+
+    ``accuracy`` is what is known of the errors of predictions, ``band`` what its 90th percentile makes of this one:
+    of one card alone, of a job whose law is known, and where something fits.  ``history`` is of the asked batch, else
+    of the largest, or of the smallest where nothing fits; it is there when it was wanted.
     """
 
     spec: TrialSpec  # its device is ``sim:CARD``, its limit the budget
@@ -149,6 +188,9 @@ class Forecast:
     uncapped_peak_bytes: int | None
     least_capacity_bytes: int | None
     asked: AskedBatch | None = None
+    accuracy: Accuracy | None = None
+    band: ErrorBand | None = None
+    history: History | None = dataclasses.field(default=None, repr=False)
     notes: tuple[str, ...] = ()
     versions: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0
@@ -177,12 +219,17 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What is asked of each card: the sizes to look among, one batch in particular, a budget in bytes."""
+    """What is asked of each card: the sizes to look among, one batch in particular, a budget in bytes.
+
+    ``accuracy`` is what is known of the errors of predictions; ``history`` asks for the step event by event.
+    """
 
     cap: int
     floor: int = 1
     batch: int | None = None
     budget_bytes: int | None = None
+    accuracy: Accuracy | None = None
+    history: bool = False
 
 
 def forecasts(
@@ -201,6 +248,8 @@ def forecasts(
             traces = job_traces(tracer, on_card, card.compute_capability)
             job = jobs[card.compute_capability] = _Job(traces, conf, wanted.floor)
         found = job.forecast(on_card, card, wanted)
+        if len(cards) == 1:
+            found = dataclasses.replace(found, band=job.band(found, wanted))
         yield dataclasses.replace(found, versions=versions(), seconds=time.monotonic() - began)
 
 
@@ -209,6 +258,7 @@ class _Job:
 
     def __init__(self, traces: AffineTrace | EachSize, conf: AllocatorConf, floor: int) -> None:
         self._replays = Replays(traces, conf)
+        self._has_law = isinstance(traces, AffineTrace)
         self._floor = floor
         self._notes: tuple[str, ...] = ()
         if isinstance(traces, EachSize):
@@ -241,7 +291,31 @@ class _Job:
             uncapped_peak_bytes=None if largest is None else self._replays.uncapped(largest).peak_reserved_bytes,
             least_capacity_bytes=None if largest is None else self._replays.least_capacity_bytes(largest),
             asked=None if wanted.batch is None else self._asked(wanted.batch, room),
+            accuracy=wanted.accuracy,
+            history=self._replays.recorded(wanted.batch or largest or floor, room) if wanted.history else None,
             notes=self._notes,
+        )
+
+    def band(self, found: Forecast, wanted: Wanted) -> ErrorBand | None:
+        """What the errors known so far make of ``found``.
+
+        An error of e is (predicted - true) / true, so the job fits in what is there when its prediction fits in 1 + e
+        times that.  A job without a law would have to be traced at many sizes for this, so it has none.
+        """
+        peak, known = found.uncapped_peak_bytes, wanted.accuracy
+        if known is None or known.peaks.percentile_90 >= 1 or peak is None or not self._has_law:
+            return None
+        share, room = known.peaks.percentile_90, _room_of(found.card, wanted.budget_bytes)
+        least, most = (
+            largest_within(self._replays, room.times(times), cap=found.cap, floor=found.floor)
+            for times in (1 - share, 1 + share)
+        )
+        return ErrorBand(
+            share=share,
+            least_peak_bytes=int(peak / (1 + share)),
+            most_peak_bytes=int(peak / (1 - share)),
+            least_batch=least,
+            most_batch=most,
         )
 
     def _asked(self, size: int, room: Room) -> AskedBatch:

@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 
 from sweeper.allocator import CachingAllocator
 from sweeper.allocator_conf import DEFAULT_CONF, AllocatorConf
+from sweeper.history import History, recorded, without_the_end
 from sweeper.trace import WORKSPACE_OPERATOR, Replay, ReplayFailure, Trace, replay, replayed_breakdowns
 from sweeper.trial import Breakdown, Phase
 from sweeper.units import MIB
@@ -27,6 +28,7 @@ __all__ = [
     "Room",
     "Traces",
     "curve_sizes",
+    "largest_within",
     "predict",
     "predict_host",
     "predict_within",
@@ -123,6 +125,16 @@ class Replays:
         )
         return replay(self._traces.at(size), allocator)
 
+    def recorded(self, size: int, room: "Room") -> History:
+        """The same, with everything the allocator does written down, as long as the job goes on."""
+        return recorded(
+            without_the_end(self._traces.at(size)),
+            self._conf,
+            capacity_bytes=room.capacity_bytes,
+            limit_bytes=room.limit_bytes,
+            total_bytes=room.total_bytes,
+        )
+
     def fits(self, size: int, room: "Room") -> bool:
         # The last page of an expandable range may lie past a limit, though never past the capacity.
         if self._live_bytes(size) > (room.capacity_bytes if self._conf.expandable_segments else room.least_bytes):
@@ -174,6 +186,11 @@ class Room:
     capacity_bytes: int
     limit_bytes: int | None = None
     total_bytes: int | None = None
+
+    def times(self, share: float) -> "Room":
+        """Room for ``share`` of what this is, on the same card."""
+        limit = None if self.limit_bytes is None else int(share * self.limit_bytes)
+        return replace(self, capacity_bytes=int(share * self.capacity_bytes), limit_bytes=limit)
 
     @property
     def least_bytes(self) -> int:
@@ -240,6 +257,12 @@ def predict_host(traces: Traces, *, budget_bytes: int, cap: int, floor: int = 1,
         failure=None,
         method="live bytes",
     )
+
+
+def largest_within(replays: Replays, room: Room, *, cap: int, floor: int = 1, step: int = 1) -> int | None:
+    """What ``predict_within`` gives as the largest batch, without the rest; None when nothing fits."""
+    _check_range(floor=floor, cap=cap, step=step)
+    return _boundary(lambda size: replays.fits(size, room), floor=floor, cap=cap, step=step)[0]
 
 
 def curve_sizes(

@@ -1,14 +1,16 @@
 """What a person or a program sees of a run: a record in, a string or a Figure out.
 
-``text`` for terminals, ``html`` for notebooks, ``export`` for programs, ``figures`` for paper.  Nothing here prints,
-and nothing here writes but ``write_all``; everything it writes can be made again from the journal.
+``text`` for terminals, ``html`` for notebooks, ``export`` for programs, ``figures`` for paper; ``forecasts`` and
+``timeline`` the same of what is predicted.  Nothing here prints, and nothing here writes but ``write_all`` and
+``write_timeline``; everything they write can be made again.
 """
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sweeper.errors import FolderUnusable
 from sweeper.record import Record
@@ -16,7 +18,10 @@ from sweeper.report.export import curve_csv, to_json
 from sweeper.report.html import short_form
 from sweeper.report.text import summary, trial_line
 
-__all__ = ["curve_csv", "short_form", "summary", "to_json", "trial_line", "write_all"]
+if TYPE_CHECKING:
+    from sweeper.report.timeline import Timeline
+
+__all__ = ["curve_csv", "short_form", "summary", "to_json", "trial_line", "write_all", "write_timeline", "write_whole"]
 
 
 def write_all(record: Record, folder: Path) -> tuple[Path, ...]:
@@ -26,7 +31,29 @@ def write_all(record: Record, folder: Path) -> tuple[Path, ...]:
     there is something to draw.  All are made before the first is written, and all are written beside their names
     before the first is renamed, so a full disk leaves what was there.  Raises ``FolderUnusable``.
     """
-    files, partials = _files(record, folder), list[tuple[Path, Path]]()
+    return write_whole(
+        folder,
+        _files(record, folder),
+        what="the report",
+        hint="make room or choose another folder; the journal is untouched, and `sweep report` draws from it",
+    )
+
+
+def write_timeline(shown: "Timeline", picture: Path) -> tuple[Path, ...]:
+    """Write ``shown`` as ``picture``, a PNG, and an SVG beside it; return their paths.  Raises ``FolderUnusable``."""
+    from sweeper.report import page, timeline
+
+    drawn = timeline.figure(shown)
+    files = {picture.name: page.render(drawn, "png"), picture.with_suffix(".svg").name: page.render(drawn, "svg")}
+    return write_whole(picture.parent, files, what="the timeline", hint="make room, or choose another name")
+
+
+def write_whole(folder: Path, files: Mapping[str, bytes], *, what: str, hint: str) -> tuple[Path, ...]:
+    """Write all of ``files`` into ``folder`` beside their names, then rename them; return their paths.
+
+    Raises ``FolderUnusable``, saying ``what`` cannot be written and the ``hint``, and then nothing has changed.
+    """
+    partials = list[tuple[Path, Path]]()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
@@ -37,8 +64,7 @@ def write_all(record: Record, folder: Path) -> tuple[Path, ...]:
     except OSError as problem:
         _remove(partial for partial, _ in partials)
         raise FolderUnusable(
-            f"the report cannot be written to {folder}: {problem.strerror or problem}",
-            hint="make room or choose another folder; the journal is untouched, and `sweep report` draws from it",
+            f"{what} cannot be written to {folder}: {problem.strerror or problem}", hint=hint
         ) from problem
     return tuple(whole for _, whole in partials)
 

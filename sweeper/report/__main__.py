@@ -1,20 +1,33 @@
-"""``python -m sweeper.report FOLDER``: derive a run's files from its journal, in a process of its own.
+"""``python -m sweeper.report``: derive a run's files from its journal, or draw a timeline, in a process of its own.
+
+    python -m sweeper.report FOLDER                         the files of the run in FOLDER
+    python -m sweeper.report --timeline DATA.json FILE.png  FILE.png and FILE.svg, of what DATA.json says is drawn
 
 Drawing takes matplotlib, and matplotlib takes more memory than the whole driver may have.  Exits 0, or 2 with the
 error and its hint, a line each, on stderr.
 """
 
+import json
 import sys
 from pathlib import Path
 
 from sweeper.errors import SweepError
 from sweeper.journal import read_record
-from sweeper.report import write_all
+from sweeper.report import write_all, write_timeline
+from sweeper.report.timeline import Timeline
+from sweeper.wire import from_jsonable
 
 
-def main(folder: Path) -> int:
+def main(*arguments: str) -> int:
     try:
-        write_all(read_record(folder), folder)
+        match arguments:
+            case "--timeline", data, picture:
+                shown = from_jsonable(Timeline, json.loads(Path(data).read_text(encoding="utf-8")))
+                write_timeline(shown, Path(picture))
+            case (folder,):
+                write_all(read_record(Path(folder)), Path(folder))
+            case _:
+                raise SystemExit(__doc__)
     except SweepError as error:
         print(error.message, error.hint, sep="\n", file=sys.stderr)
         return 2
@@ -22,4 +35,4 @@ def main(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(*sys.argv[1:]))

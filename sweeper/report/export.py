@@ -113,6 +113,13 @@ def forecast_to_json(found: Forecast) -> dict[str, Any]:
         least_capacity_bytes the least that max_batch runs in
         headroom_bytes       the capacity less that, of "asked" where a batch was asked for
         asked                {"size", "fits", "uncapped_peak_bytes", "least_capacity_bytes", "failure"}; or null
+        accuracy             how far predictions were from published measurements, as shares of what was measured:
+                             {"date", "versions", "peaks", "kinds", "boundaries"}, "peaks" and each kind with "rows",
+                             "median", "percentile_90" (of their size) and "bias" (signed); or null
+        error_band           what "percentile_90", either way, makes of this: {"share", "least_peak_bytes",
+                             "most_peak_bytes", "least_batch", "most_batch"}, the peaks uncapped, the batches the
+                             largest that fit (null: nothing does); or null
+        timeline             the files of --timeline: {"png", "svg", "snapshot"}; or null
         notes                sentences
 
     The curve's "peak_reserved_bytes" are uncapped, also where a size does not fit.
@@ -140,6 +147,9 @@ def forecast_to_json(found: Forecast) -> dict[str, Any]:
         "least_capacity_bytes": found.least_capacity_bytes,
         "headroom_bytes": found.headroom_bytes,
         "asked": found.asked and {**to_jsonable(found.asked), "fits": found.asked.fits},
+        "accuracy": found.accuracy and {f.name: getattr(found.accuracy, f.name) for f in fields(found.accuracy)[1:]},
+        "error_band": found.band,
+        "timeline": None,
         "curve": [_predicted_point(point, found) for point in guess.points],
         "law": law,
         "failure": failure and {"size": failure.size, **{key: getattr(failure, key, None) for key in _FAILURE_KEYS}},

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 
 from sweeper import __version__
 from sweeper.predicting import Forecast
@@ -14,17 +15,24 @@ from sweeper.report.words import Statement
 from sweeper.trial import KINDS
 from sweeper.units import format_bytes, format_mib
 
-__all__ = ["comparison", "summary"]
+__all__ = ["card", "comparison", "job", "summary"]
 
 
-def summary(found: Forecast, *, color: bool, width: int = 100) -> str:
-    """The whole answer for one card."""
+def summary(found: Forecast, *, color: bool, width: int = 100, drawn: Sequence[Path] = ()) -> str:
+    """The whole answer for one card; ``drawn`` are the files of its timeline, the snapshot last."""
     ink = Ink(color)
-    statements = [_asked(found), _runs_out(found), _breakdown(found), *_both_numbers(found), *_what_is_known(found)]
+    statements = [
+        _asked(found),
+        _runs_out(found),
+        _breakdown(found),
+        *_both_numbers(found),
+        *_what_is_known(found),
+        _drawn(drawn),
+    ]
     answer = _answer(found)
     return "\n\n".join(
         [
-            fill(f"{_job(found)}, on {_card(found)}, capacity {format_bytes(found.capacity_bytes)} (predicted)", width),
+            fill(f"{job(found)}, on {card(found)}, capacity {format_bytes(found.capacity_bytes)} (predicted)", width),
             _curve(found, ink, width),
             ink(fill(capital(answer.text), width), answer.tone),
             "\n".join(labelled(s.label, s.text, width, ink, s.tone) for s in statements if s.text),
@@ -51,16 +59,17 @@ def comparison(found: Sequence[Forecast], *, color: bool, width: int = 100) -> s
     whose = f"batch {asked.size}" if asked else "the largest batch"
     closing = (
         f"{len(found)} cards, predicted. Headroom is the capacity less the least that {whose} runs in, predicted. "
-        f"{_error_band()}"
+        f"{capital(_measured_errors(found[0]))}"
     )
-    heading = fill(f"{_job(found[0])} (predicted)", width)
+    heading = fill(f"{job(found[0])} (predicted)", width)
     return "\n\n".join([heading, "\n".join([*(ink(h, "dim") for h in layout.headings), *rows]), fill(closing, width)])
 
 
 # -- the parts of a summary -------------------------------------------------------------------------------------
 
 
-def _job(found: Forecast) -> str:
+def job(found: Forecast) -> str:
+    """What is trained, and how: ``resnet50, train, amp-bf16, sgd``."""
     spec = found.spec
     arguments = (f"{name}={value}" for name, value in spec.model_args.items())
     parts = [spec.model, *arguments, spec.mode, spec.precision, *([spec.optimizer] if spec.mode == "train" else [])]
@@ -69,7 +78,8 @@ def _job(found: Forecast) -> str:
     return words.printable(", ".join(parts))
 
 
-def _card(found: Forecast) -> str:
+def card(found: Forecast) -> str:
+    """The device's own name, with the budget where there is one."""
     label = words.printable(found.card.label)
     limit = found.spec.memory_limit_bytes
     return label if limit is None or limit >= found.card.total_bytes else f"{label}, a budget of {format_bytes(limit)}"
@@ -127,9 +137,11 @@ def _runs_out(found: Forecast) -> Statement:
         return Statement("", "")
     text = (
         f"batch {failure.size}{words.where(failure)}, step {failure.step + 1}: would ask for "
-        f"{format_bytes(failure.requested_bytes)} with {format_bytes(failure.free_bytes)} free (predicted)"
+        f"{format_bytes(failure.requested_bytes)} with {format_bytes(failure.free_bytes)} free"
     )
-    return Statement("runs out", text, "bad")
+    if failure.requested_bytes <= failure.free_bytes:
+        text += ", which is less than the segment it needs"
+    return Statement("runs out", f"{text} (predicted)", "bad")
 
 
 def _breakdown(found: Forecast) -> Statement:
@@ -147,31 +159,66 @@ def _both_numbers(found: Forecast) -> list[Statement]:
         return []
     spare = found.capacity_bytes - found.least_capacity_bytes
     uncapped = (
-        f"batch {found.max_batch} would reserve {format_bytes(found.uncapped_peak_bytes)} on a card without end: "
-        "nvidia-smi shows that, and the context, on a large card (predicted)"
+        f"{format_bytes(found.uncapped_peak_bytes)}, memory never short: what batch {found.max_batch} would reserve on "
+        "a card without end, where nvidia-smi shows that and the context (predicted)"
     )
     least = (
-        f"batch {found.max_batch} runs in {format_bytes(found.least_capacity_bytes)} and not in 2 MiB less; "
-        f"that leaves {format_bytes(spare)} here (predicted)"
+        f"{format_bytes(found.least_capacity_bytes)}, cache given back: batch {found.max_batch} runs in that and not "
+        f"in 2 MiB less, which leaves {format_bytes(spare)} here (predicted)"
     )
-    return [Statement("uncapped peak", uncapped), Statement("at the least", least)]
+    return [Statement("uncapped peak", uncapped), Statement("least capacity", least)]
 
 
 def _what_is_known(found: Forecast) -> list[Statement]:
-    card = found.card
+    on = found.card
     context = (
-        f"{format_bytes(card.context_bytes)} of the card is not the allocator's ({card.context_source}); "
-        f"its total is {card.total_source} (predicted)"
+        f"{format_bytes(on.context_bytes)} of the card is not the allocator's ({on.context_source}); "
+        f"its total is {on.total_source} (predicted)"
     )
     return [
-        Statement("context", context if card.context_bytes else ""),
-        Statement("error", _error_band()),
+        Statement("context", context if on.context_bytes else ""),
+        Statement("error", " ".join(filter(None, [_measured_errors(found), _band(found)]))),
         *(Statement("note", f"{words.printable(note)} (predicted)", "warning") for note in found.notes),
     ]
 
 
-def _error_band() -> str:
-    return f"No measured error of what is predicted is known yet for sweeper {__version__}."
+def _drawn(files: Sequence[Path]) -> Statement:
+    if not files:
+        return Statement("", "")
+    *pictures, snapshot = map(str, files)
+    text = f"{' and '.join(pictures)}; {snapshot} is a snapshot: drop it on pytorch.org/memory_viz (predicted)"
+    return Statement("timeline", text)
+
+
+def _measured_errors(found: Forecast) -> str:
+    """How far predictions were from what was measured elsewhere, and when that was found out."""
+    if found.accuracy is None:
+        return f"no measured error of what is predicted is known to sweeper {__version__}."
+    peaks = found.accuracy.peaks
+    return (
+        f"of {peaks.rows} published measurements half were predicted within {_share(peaks.median)} and nine tenths "
+        f"within {_share(peaks.percentile_90)} ({found.accuracy.date})."
+    )
+
+
+def _band(found: Forecast) -> str:
+    """What the larger of those errors, either way, makes of this prediction."""
+    band = found.band
+    if band is None:
+        return ""
+    least, most = format_bytes(band.least_peak_bytes), format_bytes(band.most_peak_bytes)
+    low, high = ("none" if size is None else str(size) for size in (band.least_batch, band.most_batch))
+    if band.most_batch == found.cap:
+        high += " (the cap)"
+    text = f"Within {_share(band.share)} the uncapped peak is {least} to {most}, and the largest batch {low} to {high}"
+    asked = found.asked
+    if asked is not None and (band.least_batch or 0) < asked.size <= (band.most_batch or 0):
+        text += f"; batch {asked.size} is too close to call"
+    return f"{text} (predicted)."
+
+
+def _share(share: float) -> str:
+    return f"{100 * share:.1f} %"
 
 
 def _command(found: Forecast) -> str:

@@ -20,6 +20,8 @@ FLOORS: tuple[frozenset[str], ...] = (
             "allocator",
             "allocator_conf",
             "cards",
+            "history",
+            "snapshot",
             "belief",
             "curve",
             "failures",
@@ -34,9 +36,9 @@ FLOORS: tuple[frozenset[str], ...] = (
             "untraceable",
         }
     ),
-    frozenset({"checks", "journal", "runner", "trace_cache"}),
+    frozenset({"accuracy", "checks", "journal", "runner", "trace_cache"}),
     frozenset({"predicting", "sweeping"}),
-    frozenset({"report", "api"}),
+    frozenset({"report", "drawing", "api"}),
     frozenset({"cli", "__main__"}),
 )
 # What the worker shares with the driver: the vocabulary, and what is pure.

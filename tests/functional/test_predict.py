@@ -1,15 +1,20 @@
 """``sweep predict`` for real: it says what trials on the simulated card say, and what it prints says "predicted"."""
 
+import base64
 import json
+import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sweeper.accuracy import accuracy
 from sweeper.allocator_conf import DEFAULT_CONF
 from sweeper.cards import card
 from sweeper.cli import main
@@ -35,7 +40,7 @@ def runner() -> Iterator[ForkRunner]:
         yield one
 
 
-def predicted(runner: ForkRunner, folder: Path, spec: TrialSpec, on: str, **wanted: int) -> Forecast:
+def predicted(runner: ForkRunner, folder: Path, spec: TrialSpec, on: str, **wanted: Any) -> Forecast:
     cache = TraceCache(folder.parent / "cache")  # cards of one compute capability share their traces
     tracer = StepTracer(runner, folder / "predicting", cache=cache)
     (found,) = forecasts(spec, (card(on),), Wanted(**{"cap": 4096, **wanted}), tracer, DEFAULT_CONF)
@@ -163,10 +168,12 @@ def test_every_row_and_sentence_says_that_it_is_predicted(sweep: Command) -> Non
     assert all("(predicted)" in row for row in rows)
     assert "predicted" in blocks[0]
     assert "(predicted)" in blocks[2]
-    for label in ("batch 64", "runs out", "memory", "uncapped peak", "at the least"):
+    for label in ("batch 64", "runs out", "memory", "uncapped peak", "least capacity", "error"):
         assert f"\n  {label} " in f"\n{blocks[3]}"
     assert blocks[3].count("(predicted)") >= 6
-    assert "No measured error of what is predicted is known yet" in out
+    assert "memory never short" in out
+    assert "cache given back" in out
+    assert "timeline" not in out
     assert "--memory-limit 1GiB" in blocks[-1]
 
 
@@ -223,6 +230,123 @@ def test_a_budget_without_a_card_is_all_there_is(sweep: Command) -> None:
     assert 0 < body["max_batch"] < 4096
 
 
+def test_the_errors_known_so_far_are_told_with_their_date_and_what_they_make_of_this_one(sweep: Command) -> None:
+    known = accuracy()
+    body = json.loads(sweep(*JOB, *ON, "--json")[1])
+    assert body["accuracy"]["date"] == known.date
+    assert body["accuracy"]["peaks"] == {
+        "rows": known.peaks.rows,
+        "median": known.peaks.median,
+        "percentile_90": known.peaks.percentile_90,
+        "bias": known.peaks.bias,
+    }
+    band = body["error_band"]
+    assert band["share"] == known.peaks.percentile_90
+    assert band["least_peak_bytes"] < body["uncapped_peak_bytes"] < band["most_peak_bytes"]
+    assert band["least_batch"] < body["max_batch"] < band["most_batch"]
+    _, out, _ = sweep(*JOB, *ON, "--batch", str(body["max_batch"]))
+    said = " ".join(out.split())
+    for words in (
+        f"of {known.peaks.rows} published measurements half were predicted within {100 * known.peaks.median:.1f} %",
+        f"({known.date})",
+        f"the largest batch {band['least_batch']} to {band['most_batch']}; "
+        f"batch {body['max_batch']} is too close to call (predicted)",
+    ):
+        assert words in said
+    assert "too close" not in sweep(*JOB, *ON, "--batch", "1")[1]
+    assert "too close" not in sweep(*JOB, *ON, "--batch", str(band["most_batch"] + 1))[1]
+
+
+# -- the timeline -----------------------------------------------------------------------------------------------
+
+
+def test_a_timeline_is_a_picture_a_drawing_and_a_snapshot_under_a_name_that_says_of_what(
+    sweep: Command, tmp_path: Path
+) -> None:
+    code, out, err = sweep(*JOB, *ON, "--timeline", "--json")
+    body = json.loads(out)
+    assert (code, err) == (0, "")
+    stem = f"small-cnn-2GiB-b{body['max_batch']}"
+    assert body["timeline"] == {"png": f"{stem}.png", "svg": f"{stem}.svg", "snapshot": f"{stem}.pickle"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(body["timeline"].values())
+    assert (tmp_path / f"{stem}.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    drawn = (tmp_path / f"{stem}.svg").read_text()
+    for words in ("forward", "backward", "reserved", "activations", f"batch {body['max_batch']:,} fits", "predicted"):
+        assert words in drawn
+    snapshot = pickle.loads((tmp_path / f"{stem}.pickle").read_bytes())
+    assert "oom" not in {entry["action"] for entry in snapshot["device_traces"][0]}
+
+
+def test_the_timeline_of_a_batch_that_does_not_fit_shows_what_was_refused(sweep: Command, tmp_path: Path) -> None:
+    file = tmp_path / "some" / "where.png"
+    code, out, _ = sweep(*JOB, *ON, "--batch", "4000", "--timeline", str(file))
+    assert code == 1
+    said = "".join(out.split())
+    assert all(str(file.with_suffix(end)) in said for end in (".png", ".svg", ".pickle"))
+    drawn = file.with_suffix(".svg").read_text()
+    assert "refused" in drawn
+    assert "batch 4,000 runs out in forward" in drawn
+    snapshot = pickle.loads(file.with_suffix(".pickle").read_bytes())
+    assert snapshot["device_traces"][0][-1]["action"] == "oom"
+
+
+def test_where_nothing_fits_the_smallest_batch_is_drawn_and_quiet_stays_quiet(sweep: Command, tmp_path: Path) -> None:
+    code, out, err = sweep(*JOB, *ON, "--budget", "3MiB", "--timeline", "--quiet")
+    assert (code, out, err) == (1, "0\n", "")
+    assert (tmp_path / "small-cnn-2GiB-b1.pickle").exists()
+
+
+def test_a_timeline_that_cannot_be_written_is_one_line_and_a_hint(sweep: Command, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    code, _, err = sweep(*JOB, *ON, "--timeline", str(tmp_path / "file" / "x.png"))
+    assert code == 2
+    assert "the timeline cannot be written" in err
+    assert len(err.splitlines()) == 2
+
+
+@pytest.mark.parametrize("batch", [16, 4000], ids=["fits", "runs out"])
+def test_pytorchs_own_viewer_reads_the_snapshot_and_sees_the_replay(sweep: Command, tmp_path: Path, batch: int) -> None:
+    from torch.cuda import _memory_viz
+
+    sweep(*JOB, *ON, "--batch", str(batch), "--timeline", "it.png")
+    with (tmp_path / "it.pickle").open("rb") as file:
+        snapshot = pickle.load(file)
+    segments, (entries,) = snapshot["segments"], snapshot["device_traces"]
+    reserved = sum(segment["total_size"] for segment in segments)
+    allocated = sum(segment["allocated_size"] for segment in segments)
+
+    said = _memory_viz.segsum(snapshot)
+    assert f"segments: {len(segments)}" in said
+    assert f"total_reserved: {_memory_viz.Bytes(reserved)}" in said
+
+    counted = {"active_allocated": 0, "inactive": 0}
+    for line in _memory_viz.memory(snapshot, format_flamegraph=str).splitlines():
+        stack, _, size = line.rpartition(" ")
+        counted[stack.split(";")[1]] += int(size)
+    assert counted == {"active_allocated": allocated, "inactive": reserved - allocated}
+    assert sum(calc for calc in map(_memory_viz.calc_active, segments)) == allocated
+    flames = _memory_viz.segments(snapshot, format_flamegraph=str)
+    assert all(f"seg_{segment['address']};" in flames for segment in segments)
+    assert "kind:0:weights;step:1:setup;" in flames
+
+    lines = _memory_viz.trace(snapshot).splitlines()
+    assert lines[1] == f"{len(entries)} entries"
+    actions = [entry["action"] for entry in entries]
+    assert sum(line.startswith("del ") for line in lines) == actions.count("free_requested")
+    assert sum(" = cudaMalloc(" in line for line in lines) == actions.count("segment_alloc")
+    assert sum("raise OutOfMemoryError" in line for line in lines) == actions.count("oom")
+    assert (actions[-1] == "oom") == (batch == 4000)
+
+    for page in (
+        _memory_viz.trace_plot(snapshot),
+        _memory_viz.trace_plot(snapshot, plot_segments=True),
+        _memory_viz.segment_plot(snapshot),
+    ):
+        match = re.search(r'"base64": "([^"]+)"', page)
+        assert match is not None
+        assert pickle.loads(base64.b64decode(match[1])) == snapshot
+
+
 def test_all_cards_are_one_table_in_order(runner: ForkRunner, tmp_path: Path) -> None:
     tracer = StepTracer(runner, tmp_path / "trace", cache=TraceCache(tmp_path / "cache"))
     spec = a_spec(model="mlp", steps=2)
@@ -232,6 +356,11 @@ def test_all_cards_are_one_table_in_order(runner: ForkRunner, tmp_path: Path) ->
     rows = [line.split() for line in text.splitlines() if line.split() and line.split()[0] in {c.name for c in some}]
     assert [row[0] for row in rows] == [one.card.name for one in found]
     assert all("predicted" in " ".join(row) and "fits" in row for row in rows)
+    assert "No measured error of what is predicted is known to sweeper" in " ".join(text.split())
+    known = [replace(one, accuracy=accuracy()) for one in found]
+    assert f"Of {accuracy().peaks.rows} published measurements" in " ".join(
+        shown.comparison(known, color=False).split()
+    )
     body = export.forecasts_to_json(found)
     assert [one["card"] for one in body["cards"]] == [one.card.name for one in found]
 
@@ -243,6 +372,8 @@ def test_all_cards_are_one_table_in_order(runner: ForkRunner, tmp_path: Path) ->
         (JOB, "which card?", "sweep cards"),
         ((*JOB, "--card", "rtx4061"), "rtx4061", "rtx4060"),
         ((*JOB, "--card", "all", "--quiet"), "--quiet prints one number", "--json"),
+        ((*JOB, "--card", "all", "--timeline"), "--timeline draws one card", "name the card"),
+        ((*JOB, *ON, "--timeline", "x.svg"), "--timeline writes a PNG", "FILE.png"),
         ((*JOB, *ON, "--json", "--quiet"), "--json and --quiet", "one of them"),
         ((*JOB, *ON, "--batch", "0"), "at least one sample", "1 or more"),
         ((*JOB, *ON, "--max-batch", "0"), "at least one sample", "1 or more"),

@@ -3,6 +3,7 @@
 Imports of torch stay inside, so that the tests, which name these functions, do not load it.
 """
 
+import contextlib
 import os
 import signal
 import time
@@ -114,6 +115,21 @@ def fork_after_cuda() -> dict[str, str]:
             said[name] = answer.read()
         os.waitpid(child, 0)
     return said
+
+
+def keep_history(events: list[int], sizes: list[int]) -> dict[str, Any]:
+    """Allocate and free as a trace's ``events`` say, up to out of memory; returns torch's own snapshot of it."""
+    import torch
+
+    torch.cuda.memory._record_memory_history(stacks="python")
+    held: dict[int, torch.Tensor] = {}
+    with contextlib.suppress(torch.OutOfMemoryError):
+        for event in events:
+            if event < 0:
+                del held[~event]
+            else:
+                held[event] = torch.empty(sizes[event], dtype=torch.uint8, device="cuda")
+    return torch.cuda.memory._snapshot()  # type: ignore[no-any-return]
 
 
 def train(precision: str, batch: int = 4) -> dict[str, Any]:

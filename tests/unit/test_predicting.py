@@ -3,9 +3,11 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sweeper.accuracy import Accuracy, Errors
 from sweeper.allocator import CachingAllocator
 from sweeper.allocator_conf import DEFAULT_CONF
 from sweeper.cards import Card, card, cards
@@ -55,7 +57,7 @@ class TracingRunner:
 
 
 def forecast_on(
-    runner: TracingRunner, folder: Path, *on: Card, cache: TraceCache | None = None, **wanted: int
+    runner: TracingRunner, folder: Path, *on: Card, cache: TraceCache | None = None, **wanted: Any
 ) -> Forecast:
     asked = Wanted(**{"cap": 600, **wanted})
     *_, last = forecasts(a_spec(), on or (T4,), asked, StepTracer(runner, folder, cache=cache), DEFAULT_CONF)
@@ -164,3 +166,63 @@ def test_a_worker_that_dies_is_tried_once_more(tmp_path: Path) -> None:
     assert forecast_on(TracingRunner(affine, died), tmp_path).max_batch is not None
     with pytest.raises(Untraceable, match="the host died"):
         forecast_on(TracingRunner(affine, died, died), tmp_path)
+
+
+# -- the error band, and the history
+
+
+def errors_of(share: float) -> Accuracy:
+    peaks = Errors(rows=9, median=share / 2, percentile_90=share, bias=0.0)
+    return Accuracy(schema=1, date="2026-01-02", versions={}, peaks=peaks, kinds={}, boundaries={})
+
+
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.2, 0.9])
+@pytest.mark.parametrize("budget", [None, 4 * GIB])
+def test_the_band_is_what_fits_when_the_job_takes_more_or_less(
+    tmp_path: Path, share: float, budget: int | None
+) -> None:
+    found = forecast_on(TracingRunner(affine), tmp_path, accuracy=errors_of(share), budget_bytes=budget, cap=4096)
+    band = found.band
+    assert band is not None
+    assert found.uncapped_peak_bytes is not None
+    assert found.max_batch is not None
+    for size, times in ((band.least_batch, 1 - share), (band.most_batch, 1 + share)):
+        assert size is not None
+        capacity = int(times * found.capacity_bytes)
+        assert fits(affine, size, capacity)
+        assert not fits(affine, size + 1, capacity)
+    assert band.least_batch is not None
+    assert band.least_batch <= found.max_batch <= (band.most_batch or 0)
+    # A prediction is off by exactly the share when the truth is at either end.
+    assert found.uncapped_peak_bytes / band.least_peak_bytes - 1 == pytest.approx(share, abs=1e-6)
+    assert 1 - found.uncapped_peak_bytes / band.most_peak_bytes == pytest.approx(share, abs=1e-6)
+
+
+def test_where_even_one_might_not_fit_the_band_says_so_and_the_cap_is_its_end(tmp_path: Path) -> None:
+    one = replay(affine(1), CachingAllocator()).peak_reserved_bytes
+    found = forecast_on(TracingRunner(affine), tmp_path, accuracy=errors_of(0.5), budget_bytes=one, cap=1)
+    assert found.band is not None
+    assert (found.band.least_batch, found.max_batch, found.band.most_batch) == (None, 1, 1)
+
+
+def test_there_is_no_band_where_none_can_be_told(tmp_path: Path) -> None:
+    assert forecast_on(TracingRunner(affine), tmp_path).band is None
+    assert forecast_on(TracingRunner(affine), tmp_path, accuracy=errors_of(1.0)).band is None
+    assert forecast_on(TracingRunner(affine), tmp_path, accuracy=errors_of(0.1), budget_bytes=1).band is None
+    several = forecast_on(TracingRunner(affine), tmp_path, T4, card("l4"), accuracy=errors_of(0.1))
+    assert (several.band, several.accuracy) == (None, errors_of(0.1))
+    runner = TracingRunner(padded)  # each size would be traced by itself
+    assert forecast_on(runner, tmp_path, accuracy=errors_of(0.1)).band is None
+
+
+@pytest.mark.parametrize("batch", [None, 3, 500])
+@pytest.mark.parametrize("budget", [None, MIB])
+def test_the_history_is_of_the_asked_batch_else_the_largest_else_the_smallest(
+    tmp_path: Path, batch: int | None, budget: int | None
+) -> None:
+    assert forecast_on(TracingRunner(affine), tmp_path, batch=batch, budget_bytes=budget).history is None
+    found = forecast_on(TracingRunner(affine), tmp_path, batch=batch, budget_bytes=budget, history=True)
+    assert found.history is not None
+    assert found.history.trace.batch_size == (batch or found.max_batch or 1)
+    assert found.history.capacity_bytes == found.capacity_bytes
+    assert found.history.replay.fits == (found.fits if batch or budget is None else False)

@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 
 from sweeper.allocator import CachingAllocator
 from sweeper.allocator_conf import AllocatorConf
-from sweeper.prediction import Prediction, Replays, Room, curve_sizes, predict, predict_host
+from sweeper.prediction import (
+    Prediction,
+    Replays,
+    Room,
+    curve_sizes,
+    largest_within,
+    predict,
+    predict_host,
+    predict_within,
+)
 from sweeper.trace import AffineTrace, Label, Mark, replay
 from sweeper.units import MIB
 from sweeper.wire import from_jsonable, to_jsonable
@@ -155,3 +164,18 @@ def test_the_least_capacity_is_enough_and_a_page_less_is_not(fixed: int, per_sam
     assert least % (2 * MIB) == 0
     assert fits(law, size, least)
     assert not fits(law, size, least - 2 * MIB)
+
+
+@given(st.integers(1, 5 * MIB), st.integers(1, 3 * MIB), st.integers(1, 300), st.integers(1, 60))
+def test_the_largest_batch_alone_is_that_of_the_whole_prediction(
+    fixed: int, per_sample: int, pages: int, cap: int
+) -> None:
+    law, room = a_law(fixed=fixed, per_sample=per_sample), Room(capacity_bytes=pages * MIB)
+    alone = largest_within(Replays(law), room, cap=cap)
+    assert alone == predict_within(Replays(law), room, cap=cap).max_batch
+
+
+def test_room_for_a_share_is_of_the_capacity_and_of_the_limit() -> None:
+    room = Room(capacity_bytes=1000, limit_bytes=600, total_bytes=1200)
+    assert room.times(0.5) == Room(capacity_bytes=500, limit_bytes=300, total_bytes=1200)
+    assert Room(capacity_bytes=1000).times(1.5) == Room(capacity_bytes=1500)

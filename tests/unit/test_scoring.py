@@ -15,6 +15,7 @@ _SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(_SCRIPTS))
 
 from scoring.answer import Answer  # noqa: E402
+from scoring.condensing import condensed  # noqa: E402
 from scoring.rows import Bracket, Cap, Peak, read_folder  # noqa: E402
 from scoring.scores import Scored, cap_is_right, outside_bytes, percentile, score, slope_errors, table  # noqa: E402
 
@@ -225,6 +226,8 @@ def test_a_folder_is_scored_and_a_second_run_takes_what_the_first_wrote(tmp_path
     write(tmp_path, "peaks.csv", PEAK, {**PEAK, "id": "mine-02", "library": "jax"})
     write(tmp_path, "brackets.csv", BRACKET)
     done = tmp_path / "done.jsonl"
+    packaged = _SCRIPTS.parent / "sweeper" / "data" / "accuracy.json"
+    before = packaged.read_bytes()
     command = [sys.executable, str(_SCRIPTS / "score_predictions.py"), str(tmp_path)]
     command += ["--json", "--processes", "1", "--resume", str(done), "--out", str(tmp_path / "kept")]
     runs = [subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(2)]
@@ -238,3 +241,6 @@ def test_a_folder_is_scored_and_a_second_run_takes_what_the_first_wrote(tmp_path
     assert other["problem"] == "library 'jax'"
     assert (bracket["fits"], bracket["fails"]) == (True, True)
     assert {path.name for path in (tmp_path / "kept").iterdir()} == {"accuracy.json", "accuracy.png", "accuracy.txt"}
+    kept = json.loads((tmp_path / "kept" / "accuracy.json").read_text())
+    assert (condensed(kept).peaks.rows, condensed(kept).boundaries["brackets"].right) == (1, 1)
+    assert packaged.read_bytes() == before  # what is kept elsewhere is not what the package tells

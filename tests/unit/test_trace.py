@@ -8,47 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sweeper.allocator import CachingAllocator
-from sweeper.trace import SCHEMA, AffineTrace, Label, Mark, NotAffine, Trace, TraceError, replay, replayed_breakdowns
+from sweeper.trace import SCHEMA, AffineTrace, NotAffine, Trace, TraceError, replay, replayed_breakdowns
 from sweeper.trial import KINDS
 from sweeper.units import MIB
-
-WEIGHTS = Label("to", "fc", "setup", "weights")
-INPUTS = Label("to", "", "inputs", "inputs")
-HIDDEN = Label("addmm", "fc", "forward", "activations")
-LABELS = (WEIGHTS, INPUTS, HIDDEN)
-
-
-def a_trace(batch: int = 4, *, hidden: int = 3 * MIB, weights: int = 5 * MIB) -> Trace:
-    """Weights that stay, inputs and an activation that go."""
-    return Trace(
-        batch_size=batch,
-        events=(0, 1, 2, ~2, ~1),
-        sizes=(weights, 1000 * batch, hidden * batch),
-        labels=LABELS,
-        labels_of=(0, 1, 2),
-        marks=(Mark(0, "setup", 0), Mark(1, "inputs", 0), Mark(2, "forward", 0)),
-    )
-
-
-@st.composite
-def traces(draw: st.DrawFn) -> Trace:
-    """Any order of allocations and frees that a step could make."""
-    events: list[int] = []
-    sizes: list[int] = []
-    alive: list[int] = []
-    for _ in range(draw(st.integers(0, 30))):
-        chosen: int = draw(st.integers(-len(alive) - 1, len(alive) - 1))
-        if chosen >= 0:
-            events.append(~alive.pop(chosen))
-        else:
-            events.append(len(sizes))
-            alive.append(len(sizes))
-            sizes.append(draw(st.integers(1, 30 * MIB)))
-    labels_of = tuple(draw(st.integers(0, len(LABELS) - 1)) for _ in sizes)
-    empties = tuple(sorted(draw(st.sets(st.integers(0, len(events)), max_size=3))))
-    return Trace(
-        batch_size=1, events=tuple(events), sizes=tuple(sizes), labels=LABELS, labels_of=labels_of, empties=empties
-    )
+from tests.traces import GOLDEN, LABELS, a_trace, golden, traces
 
 
 @given(traces())
@@ -220,3 +183,47 @@ def test_the_breakdown_is_the_moment_of_the_peak_and_the_holdings_are_each_kinds
         assert totals[event + 1] == max(totals)
     for kind in KINDS:
         assert getattr(holdings, kind) == max(moment[kind] for moment in moments)
+
+
+# -- the golden traces: small-cnn's step as the worker traced it when the schema was new
+
+
+each_schema = pytest.mark.parametrize("schema", GOLDEN)
+
+
+@each_schema
+def test_the_golden_traces_are_still_read_and_replay_to_the_same_peaks(schema: int) -> None:
+    said = json.loads((GOLDEN[schema] / "peaks.json").read_text(encoding="utf-8"))
+    assert len(said) >= 6
+    for one in said:
+        found = replay(golden(one["batch"], schema), CachingAllocator(capacity_bytes=one["capacity_bytes"]))
+        assert found.fits == one["fits"]
+        assert found.peak_allocated_bytes == one["peak_allocated_bytes"]
+        assert found.peak_reserved_bytes == one["peak_reserved_bytes"]
+        assert {kind: getattr(found.breakdown, kind) for kind in KINDS} == one["breakdown"]
+    assert {one["fits"] for one in said} == {True, False}
+
+
+def test_there_is_a_golden_trace_of_every_schema() -> None:
+    assert list(GOLDEN) == list(range(1, SCHEMA + 1)), "run python -m tests.data.trace.make_golden once"
+
+
+def test_a_golden_trace_of_the_present_schema_is_written_as_it_was_read() -> None:
+    for path in GOLDEN[SCHEMA].glob("small-cnn-b*.json"):
+        assert Trace.from_json(path.read_text(encoding="utf-8")).to_json() == path.read_text(encoding="utf-8").strip()
+
+
+@each_schema
+def test_two_golden_traces_give_the_third_event_by_event_and_to_the_byte(schema: int) -> None:
+    law = AffineTrace.join(golden(4, schema), golden(8, schema))
+    assert law.at(61) == golden(61, schema)
+    assert any(law.per_sample)
+    assert any(fixed and not slope for fixed, slope in zip(law.fixed, law.per_sample, strict=True))
+    law.check(golden(61, schema))
+    # One byte more in any allocation is off the line, and the law names it.
+    third = golden(61, schema)
+    for allocation in range(0, len(third.sizes), 17):
+        sizes = (*third.sizes[:allocation], third.sizes[allocation] + 1, *third.sizes[allocation + 1 :])
+        with pytest.raises(NotAffine) as caught:
+            law.check(dataclasses.replace(third, sizes=sizes))
+        assert third.events[caught.value.event] == allocation
