@@ -12,6 +12,8 @@ __all__ = [
     "BLACKWELL_HAS_HOPPERS_WORKSPACE",
     "CUBLASLT_HAS_A_WORKSPACE",
     "CUBLASLT_KEEPS_ITS_WORKSPACE",
+    "CUDNN_ATTENTION_COMES_FIRST",
+    "CUDNN_RUNS_BFLOAT16_NETWORKS",
     "EFFICIENT_SEEDS_ON_CPU",
     "FLASH_SEEDS_ON_CPU",
 ]
@@ -33,3 +35,11 @@ EFFICIENT_SEEDS_ON_CPU = _RELEASE < "2.10"
 
 # mha_fwd, flash_attn/flash_api.cpp: seed and offset of dropout are CPU tensors in 2.6.
 FLASH_SEEDS_ON_CPU = _RELEASE < "2.7"
+
+# check_prefer_cudnn_attention, transformers/cuda/sdp_utils.cpp: not in 2.6 and 2.9; in 2.14 if cuDNN is newer than 9.15.0
+# (issue 169849, of December 2025), which the builds for CUDA 13 bring.  A build without CUDA is taken for one of these.
+CUDNN_ATTENTION_COMES_FIRST = _RELEASE >= "2.10" and (torch.backends.cudnn.version() or 91501) > 91500
+
+# cudnn_is_acceptable, aten/src/ATen/native/cudnn's gate for recurrent networks: half, float and double in 2.6 and 2.9,
+# bfloat16 too in 2.14.
+CUDNN_RUNS_BFLOAT16_NETWORKS = _RELEASE >= "2.10"

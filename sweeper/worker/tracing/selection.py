@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch._C import DispatchKey
 
+from sweeper.worker.tracing import cudnn_attention
 from sweeper.worker.tracing.autocast import dispatch_key_open
 
 __all__ = ["selecting"]
@@ -105,15 +106,20 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Flash, memory-efficient or plain attention, the first that can run.
+    """cuDNN's, flash, memory-efficient or plain attention, the first that can run.
 
     ``scaled_dot_product_attention``, aten/src/ATen/native/transformers/attention.cpp, and the order of
-    ``select_sdp_backend``, cuda/sdp_utils.cpp beside it.  Not known: cuDNN's attention, preferred on sm90 and sm100 by
-    some builds; its memory is that of flash attention but for the seeds.
+    ``select_sdp_backend``, cuda/sdp_utils.cpp beside it.
     """
     inputs = (query, key, value)
     if query.is_meta and not enable_gqa and all(tensor.dim() == 4 for tensor in inputs):
-        if attn_mask is None and flash_can_run(*inputs, dropout_p=dropout_p, compute_capability=_compute_capability):
+        if cudnn_attention.comes_first(
+            *inputs, attn_mask, dropout_p=dropout_p, compute_capability=_compute_capability
+        ):
+            return cudnn_attention.attend(*inputs, attn_mask, dropout_p, is_causal, scale)
+        if attn_mask is None and flash_can_run(
+            *inputs, dropout_p=dropout_p, is_causal=is_causal, compute_capability=_compute_capability
+        ):
             return _flash(query, key, value, dropout_p, is_causal, scale)
         if efficient_can_run(*inputs, compute_capability=_compute_capability):
             return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
@@ -129,9 +135,13 @@ def flash_can_run(
     value: torch.Tensor,
     *,
     dropout_p: float,
+    is_causal: bool,
     compute_capability: tuple[int, int],
 ) -> bool:
-    """``can_use_flash_attention``, cuda/sdp_utils.cpp: 16-bit, sm80 and later, heads of at most 256."""
+    """``can_use_flash_attention``, cuda/sdp_utils.cpp: 16-bit, sm80 and later, heads of at most 256.
+
+    A causal mask must be square: ``check_flash_causal_non_square_seqlens``.
+    """
     width = query.shape[-1]
     learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
     # check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120
@@ -142,7 +152,8 @@ def flash_can_run(
         and compute_capability >= (8, 0)
         and width == key.shape[-1] == value.shape[-1]
         and width <= 256
-        and not (learns and small_shared_memory and (width > 224 or (width > 192 and dropout_p > 0)))
+        and not (learns and small_shared_memory and (192 < width <= 224 or (width > 224 and dropout_p > 0)))
+        and not (is_causal and query.shape[2] != key.shape[2])
         and _plain(query, key, value)
     )
 
