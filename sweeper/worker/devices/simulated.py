@@ -18,7 +18,14 @@ from sweeper.cards import card as find_card
 from sweeper.trace import Trace
 from sweeper.trial import Breakdown, DeviceReport, Phase, Precision
 from sweeper.worker.devices import Device, FailureDetail, Usage, amp_dtype, map_tensors, torchvision_version
-from sweeper.worker.tracing import Ledger, SimulatedGradScaler, SimulatedOutOfMemory, Tracer, foreach_by_default
+from sweeper.worker.tracing import (
+    Ledger,
+    SimulatedGradScaler,
+    SimulatedOutOfMemory,
+    Tracer,
+    foreach_by_default,
+    recurrent,
+)
 from sweeper.worker.tracing.autocast import casting
 from sweeper.worker.tracing.kernels import CudaKernels
 from sweeper.worker.tracing.modules import ModulePaths
@@ -102,7 +109,16 @@ class SimulatedDevice(Device):
             for buffer in module._buffers.values():
                 if buffer is not None:
                     self._tracer.announce(buffer, "to", path, "buffers")
+            if isinstance(module, nn.RNNBase):
+                self._flatten(module, path)
         return model
+
+    def _flatten(self, module: nn.RNNBase, path: str) -> None:
+        def announce(space: torch.Tensor) -> None:
+            self._tracer.announce(space, "_cudnn_rnn_flatten_weight", path, "weights")
+
+        with self._tracer.paused():
+            recurrent.flatten(module, announce)
 
     def place_batch(self, batch: Any) -> Any:
         return map_tensors(batch, self._placed_input)

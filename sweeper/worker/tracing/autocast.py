@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch._C import DispatchKey
 
+from sweeper.worker.tracing import recurrent_selection
+
 __all__ = ["BANNED", "FP32", "FP32_OUTPUT", "LOWER_PRECISION", "PROMOTE", "casting", "dispatch_key_open"]
 
 LOWER_PRECISION = (
@@ -73,6 +75,9 @@ class _Casts:
 
     def to_lower(self, value: Any) -> Any:
         return self._each(value, self.lower)
+
+    def to_half(self, value: Any) -> Any:
+        return self._each(value, torch.float16)
 
     def to_fp32(self, value: Any) -> Any:
         return self._each(value, torch.float32)
@@ -164,6 +169,7 @@ def _register() -> None:
             qualified = f"aten::{name}"
             if qualified in known and torch._C._dispatch_has_kernel_for_dispatch_key(qualified, "AutocastCUDA"):
                 library.impl(name, _kernel(name, make))
+    library.impl("_cudnn_rnn", _kernel("_cudnn_rnn", _network_kernel))
     _LIBRARIES.extend((through, library))
 
 
@@ -186,6 +192,13 @@ def _kernel(name: str, make: Callable[[str], Rule]) -> Callable[..., Any]:
 def _lower_kernel(name: str) -> Rule:
     op = _overload(name)
     return lambda casts, args, kwargs: op(*casts.to_lower(args), **{k: casts.to_lower(v) for k, v in kwargs.items()})
+
+
+def _network_kernel(name: str) -> Rule:
+    def rule(casts: _Casts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return recurrent_selection.cast_and_flatten(casts.to_half, eligible, args)
+
+    return rule
 
 
 def _fp32_kernel(name: str) -> Rule:

@@ -41,8 +41,8 @@ def comes_first(
 ) -> bool:
     """Does the card prefer cuDNN's attention, and can it run on these?"""
     return (
-        releases.CUDNN_ATTENTION_COMES_FIRST
-        and compute_capability in _PREFERRED_ON
+        compute_capability in _PREFERRED_ON
+        and releases.cudnn_attention_comes_first()
         and torch.backends.cuda.cudnn_sdp_enabled()
         and _accepts_types(query, key, value, mask)
         and _accepts_shapes(query, key, value, dropout_p)

@@ -16,7 +16,7 @@ import torch
 from torch._ops import OpOverload
 
 from sweeper.units import MIB
-from sweeper.worker.tracing import attention, convolution, cudnn, cudnn_attention, pointwise, releases
+from sweeper.worker.tracing import attention, convolution, cudnn, cudnn_attention, pointwise, recurrent, releases
 from sweeper.worker.tracing.card import Card, Kernel
 
 __all__ = ["CudaKernels", "cublas_workspace_bytes"]
@@ -278,6 +278,9 @@ _KERNELS: dict[OpOverload, Kernel] = {
     aten._scaled_dot_product_flash_attention_backward.default: attention.flash_backward,
     aten._scaled_dot_product_cudnn_attention.default: cudnn_attention.forward,
     aten._scaled_dot_product_cudnn_attention_backward.default: cudnn_attention.backward,
+    aten._cudnn_rnn.default: recurrent.forward,
+    aten._cudnn_rnn_backward.default: recurrent.backward,
+    aten._cudnn_init_dropout_state.default: recurrent.init_dropout_state,
     aten.native_batch_norm.default: _batch_norm,
     aten.native_batch_norm_backward.default: _batch_norm_backward,
 }

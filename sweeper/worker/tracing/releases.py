@@ -5,6 +5,8 @@ releases between do was not run: where no pull request is named, the older way i
 two that were.
 """
 
+from functools import cache
+
 import torch
 from torch.torch_version import TorchVersion
 
@@ -12,10 +14,10 @@ __all__ = [
     "BLACKWELL_HAS_HOPPERS_WORKSPACE",
     "CUBLASLT_HAS_A_WORKSPACE",
     "CUBLASLT_KEEPS_ITS_WORKSPACE",
-    "CUDNN_ATTENTION_COMES_FIRST",
     "CUDNN_RUNS_BFLOAT16_NETWORKS",
     "EFFICIENT_SEEDS_ON_CPU",
     "FLASH_SEEDS_ON_CPU",
+    "cudnn_attention_comes_first",
 ]
 
 _RELEASE = TorchVersion(torch.__version__)
@@ -36,10 +38,18 @@ EFFICIENT_SEEDS_ON_CPU = _RELEASE < "2.10"
 # mha_fwd, flash_attn/flash_api.cpp: seed and offset of dropout are CPU tensors in 2.6.
 FLASH_SEEDS_ON_CPU = _RELEASE < "2.7"
 
-# check_prefer_cudnn_attention, transformers/cuda/sdp_utils.cpp: not in 2.6 and 2.9; in 2.14 if cuDNN is newer than 9.15.0
-# (issue 169849, of December 2025), which the builds for CUDA 13 bring.  A build without CUDA is taken for one of these.
-CUDNN_ATTENTION_COMES_FIRST = _RELEASE >= "2.10" and (torch.backends.cudnn.version() or 91501) > 91500
-
-# cudnn_is_acceptable, aten/src/ATen/native/cudnn's gate for recurrent networks: half, float and double in 2.6 and 2.9,
-# bfloat16 too in 2.14.
+# cudnn_is_acceptable, aten/src/ATen/native/Convolution.cpp: half, float and double in 2.6 and 2.9, bfloat16 too in 2.14.
 CUDNN_RUNS_BFLOAT16_NETWORKS = _RELEASE >= "2.10"
+
+
+@cache
+def cudnn_attention_comes_first() -> bool:
+    """Is cuDNN's attention preferred to flash attention, on the cards that it was tuned for?
+
+    ``check_prefer_cudnn_attention``, transformers/cuda/sdp_utils.cpp: not in 2.6 and 2.9; in 2.14 if cuDNN is newer
+    than 9.15.0 (issue 169849, of December 2025), as in the builds for CUDA 13.  A build without CUDA is taken for one of
+    these.  Asking for cuDNN's version makes a process unfit to fork, so this waits until a trial runs.
+    """
+    if _RELEASE < "2.10":
+        return False
+    return torch.version.cuda is None or (torch.backends.cudnn.version() or 0) > 91500

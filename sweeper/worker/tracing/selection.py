@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch._C import DispatchKey
 
-from sweeper.worker.tracing import cudnn_attention
+from sweeper.worker.tracing import cudnn_attention, recurrent_selection
 from sweeper.worker.tracing.autocast import dispatch_key_open
 
 __all__ = ["selecting"]
@@ -32,6 +32,7 @@ def selecting(compute_capability: tuple[int, int]) -> Iterator[None]:
     """Choose kernels as on a card of ``compute_capability`` while inside."""
     global _compute_capability
     _register()
+    recurrent_selection.forget_dropout_state()
     before, _compute_capability = _compute_capability, compute_capability
     try:
         with dispatch_key_open(_KEY):
@@ -50,7 +51,14 @@ def _register() -> None:
     library.impl("linear", _linear)
     library.impl("softmax.int", _softmax)
     library.impl("log_softmax.int", _log_softmax)
+    for name, kernel in recurrent_selection.composites(_outside):
+        library.impl(name, kernel)
     _LIBRARIES.extend((through, library))
+
+
+def _outside(operator: Any, *args: Any) -> Any:
+    with torch._C._ExcludeDispatchKeyGuard(_KEY_SET):
+        return operator(*args)
 
 
 def _dropout(source: torch.Tensor, p: float, train: bool) -> torch.Tensor:

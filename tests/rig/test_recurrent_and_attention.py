@@ -1,0 +1,225 @@
+"""Recurrent networks and attention by cuDNN, on meta tensors against the stand-in runtime, event by event.
+
+Beside the loop of ``test_against_simulation``: networks whose weights are one buffer, cast to half or not, packed or
+not; and attention where cuDNN's comes first.  What PyTorch would choose is asked of PyTorch itself, for many shapes.
+The temporary space of recurrent networks is an estimate on both sides; everything else here is PyTorch's own doing.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from sweeper.trial import Mode, Precision
+from sweeper.worker.devices import Device, map_tensors
+from sweeper.worker.devices.simulated import SimulatedDevice
+from tests.rig.build import Rig
+from tests.rig.test_against_simulation import ordered
+
+pytestmark = pytest.mark.rig
+
+_ROOT = Path(__file__).parents[2]
+_CARDS = {75: "t4", 80: "a100-40gb", 89: "rtx4060", 90: "h100"}
+_WIDTH, _CLASSES, _TIME, _BATCH = 48, 24, 10, 4
+
+
+class Tagger(nn.Module):
+    """A recurrent network over vectors, a class for each time step."""
+
+    def __init__(self, network: type[nn.RNNBase], packed: bool, options: dict[str, Any]) -> None:
+        super().__init__()
+        self.network = network(_WIDTH, 32, **options)
+        self.packed = packed
+        directions = 2 if self.network.bidirectional else 1
+        self.head = nn.Linear(directions * (self.network.proj_size or 32), _CLASSES)
+
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        batch_first = self.network.batch_first
+        if batch_first:
+            vectors = vectors.transpose(0, 1).contiguous()
+        if self.packed:
+            lengths = torch.tensor([10, 8, 8, 3], device="cpu")
+            packed = nn.utils.rnn.pack_padded_sequence(vectors, lengths, batch_first=batch_first)
+            hidden = self.network(packed)[0].data
+        else:
+            hidden = self.network(vectors)[0].flatten(0, 1)
+        return self.head(hidden)  # type: ignore[no-any-return]
+
+
+class Attention(nn.Module):
+    """Self-attention whose queries, keys and values are one product; ``mask`` is "none", "causal" or "added"."""
+
+    def __init__(self, mask: str, dropout: float) -> None:
+        super().__init__()
+        self.inputs, self.outputs, self.head = nn.Linear(_WIDTH, 192), nn.Linear(64, 64), nn.Linear(64, _CLASSES)
+        self.mask, self.dropout = mask, dropout
+
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        vectors = vectors.transpose(0, 1)
+        batch, time, _ = vectors.shape
+        query, key, value = self.inputs(vectors).view(batch, time, 3, 4, 16).permute(2, 0, 3, 1, 4)
+        added = query.new_zeros(batch, 1, time, time) if self.mask == "added" else None
+        mixed = F.scaled_dot_product_attention(
+            query, key, value, added, self.dropout if self.training else 0.0, self.mask == "causal"
+        )
+        return self.head(self.outputs(mixed.transpose(1, 2).reshape(batch, time, 64))).flatten(0, 1)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Job:
+    """``capability`` is ten times the card's."""
+
+    name: str
+    make: Callable[[], nn.Module] = field(compare=False)
+    precision: Precision = "fp32"
+    mode: Mode = "train"
+    capability: int = 89
+
+    def __str__(self) -> str:
+        return f"{self.name}-{self.precision}-{self.mode}-{self.capability}"
+
+
+def tagger(network: type[nn.RNNBase], *, packed: bool = False, **options: Any) -> Callable[[], nn.Module]:
+    return lambda: Tagger(network, packed, options)
+
+
+def attention(mask: str = "none", dropout: float = 0.0) -> Callable[[], nn.Module]:
+    return lambda: Attention(mask, dropout)
+
+
+_DEEP = {"num_layers": 2, "dropout": 0.3, "bidirectional": True, "batch_first": True}
+JOBS = [
+    *(Job(network.__name__, tagger(network)) for network in (nn.RNN, nn.LSTM, nn.GRU)),
+    Job("relu", tagger(nn.RNN, nonlinearity="relu", num_layers=3)),
+    *(Job(f"deep-{network.__name__}", tagger(network, **_DEEP)) for network in (nn.LSTM, nn.GRU)),
+    Job("unbiased", tagger(nn.GRU, bias=False, bidirectional=True)),
+    Job("projected", tagger(nn.LSTM, proj_size=16, num_layers=2)),
+    Job("projected-unbiased", tagger(nn.LSTM, proj_size=16, bias=False)),
+    Job("packed", tagger(nn.LSTM, packed=True)),
+    Job("packed-deep", tagger(nn.GRU, packed=True, **_DEEP)),
+    Job("inference", tagger(nn.LSTM), mode="inference"),
+    Job("inference-deep", tagger(nn.LSTM, **_DEEP), "amp-fp16", "inference"),
+    *(Job("cast", tagger(nn.LSTM), precision) for precision in ("amp-fp16", "amp-bf16", "bf16")),
+    Job("cast-deep", tagger(nn.LSTM, **_DEEP), "amp-fp16"),
+    Job("cast-unbiased", tagger(nn.GRU, bias=False), "amp-bf16"),
+    Job("cast-projected", tagger(nn.LSTM, proj_size=16), "amp-fp16"),
+    Job("cast-packed", tagger(nn.RNN, packed=True), "amp-fp16", capability=75),
+    *(Job("attention", attention(), precision, capability=90) for precision in ("fp32", "amp-bf16", "bf16")),
+    Job("attention", attention(), "amp-fp16", "inference", capability=90),
+    *(Job(f"attention-{mask}", attention(mask), "amp-bf16", capability=90) for mask in ("causal", "added")),
+    *(Job(f"attention-{p}", attention(dropout=p), "amp-bf16", capability=90) for p in (0.1, 0.125)),
+]
+
+
+def train(job: Job, device: Device) -> None:
+    """Two steps of Adam on ``device``."""
+    learns = job.mode == "train"
+    cast = torch.bfloat16 if job.precision == "bf16" else torch.float32
+    with device.session():
+        built = job.make().to(cast).train(learns)
+        with device.phase("setup", 0):
+            model = device.place(built)
+        optimizer = torch.optim.Adam(model.parameters())
+        scaler = device.grad_scaler(enabled=job.precision == "amp-fp16" and learns)
+        for step in range(2):
+            with device.phase("inputs", step):
+                with device.build_context():
+                    made = torch.zeros(_TIME, _BATCH, _WIDTH, dtype=cast), torch.zeros(40, dtype=torch.long)
+                vectors, targets = device.place_batch(map_tensors(made, lambda tensor: tensor))
+            with device.autocast(job.precision), torch.set_grad_enabled(learns):
+                with device.phase("forward", step):
+                    outputs = model(vectors)
+                if learns:
+                    with device.phase("loss", step):
+                        loss = F.cross_entropy(outputs, targets[: len(outputs)])
+            if learns:
+                with device.phase("backward", step):
+                    scaler.scale(loss).backward()
+                with device.phase("step", step):
+                    scaler.step(optimizer)
+                    scaler.update()
+                with device.phase("zero_grad", step):
+                    optimizer.zero_grad(set_to_none=True)
+
+
+def record_on_cuda(job: Job, answer: Path) -> None:
+    """The history of PyTorch's own allocator, as events and sizes.  Runs in a process of its own."""
+    from sweeper.worker.devices.cuda import CudaDevice
+
+    device = CudaDevice(index=0, memory_limit_bytes=None)
+    torch.cuda.memory._record_memory_history(max_entries=1_000_000, context=None)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
+        train(job, device)
+    numbers: dict[int, int] = {}
+    events: list[int] = []
+    sizes: list[int] = []
+    for entry in torch.cuda.memory._snapshot()["device_traces"][0]:
+        if entry["action"] == "alloc":
+            numbers[entry["addr"]] = len(sizes)
+            events.append(len(sizes))
+            sizes.append(entry["size"])
+        elif entry["action"] == "free_completed":
+            events.append(~numbers.pop(entry["addr"]))
+    peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    answer.write_text(json.dumps({"events": events, "sizes": sizes, "peaks": peaks}))
+
+
+def main() -> None:
+    """A forked child for each job: ``python -m tests.rig.test_recurrent_and_attention FOLDER``."""
+    folder = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    for job in JOBS:
+        child = os.fork()
+        if child == 0:
+            os.environ["RIG_CC"] = str(job.capability)
+            try:
+                record_on_cuda(job, folder / f"{job}.json")
+            except Exception:
+                (folder / f"{job}.error").write_text(traceback.format_exc())
+            os._exit(0)
+        os.waitpid(child, 0)
+
+
+@pytest.fixture(scope="module")
+def recorded(rig: Rig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one history a job, from the stand-in runtime."""
+    folder = tmp_path_factory.mktemp("histories")
+    environment = {**os.environ, **rig.environment(80 << 30)}
+    command = [sys.executable, "-m", "tests.rig.test_recurrent_and_attention", str(folder)]
+    done = subprocess.run(command, env=environment, cwd=_ROOT, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("job", JOBS, ids=str)
+def test_the_simulation_allocates_what_cuda_allocates_in_the_same_order(job: Job, recorded: Path) -> None:
+    failure = recorded / f"{job}.error"
+    assert not failure.exists(), failure.read_text()
+    truth: dict[str, Any] = json.loads((recorded / f"{job}.json").read_text())
+    device = SimulatedDevice(_CARDS[job.capability], record=True, cudnn_workspaces=False)
+    train(job, device)
+    trace = device.trace(_BATCH)
+    said = list(ordered(list(trace.events), list(trace.sizes)))
+    real = list(ordered(truth["events"], truth["sizes"]))
+    for index, (ours, theirs) in enumerate(zip(said, real, strict=False)):
+        event = ours[0]
+        assert ours == theirs, (index, trace.label(event if event >= 0 else ~event))
+    assert len(said) == len(real)
+    usage = device.usage()
+    assert [usage.peak_allocated_bytes, usage.peak_reserved_bytes] == truth["peaks"]
+
+
+if __name__ == "__main__":
+    main()
