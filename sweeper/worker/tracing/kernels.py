@@ -281,6 +281,7 @@ _KERNELS: dict[OpOverload, Kernel] = {
     aten._cudnn_rnn.default: recurrent.forward,
     aten._cudnn_rnn_backward.default: recurrent.backward,
     aten._cudnn_init_dropout_state.default: recurrent.init_dropout_state,
+    aten._pack_padded_sequence.default: recurrent.pack,
     aten.native_batch_norm.default: _batch_norm,
     aten.native_batch_norm_backward.default: _batch_norm_backward,
 }

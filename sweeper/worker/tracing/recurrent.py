@@ -29,7 +29,7 @@ from sweeper.units import MIB
 from sweeper.worker.tracing.card import Card
 from sweeper.worker.tracing.convolution import copy_into
 
-__all__ = ["MODES", "Network", "backward", "flatten", "flattened", "forward", "init_dropout_state", "part_of", "places_of"]
+__all__ = ["MODES", "Network", "backward", "flatten", "flattened", "forward", "init_dropout_state", "pack", "part_of", "places_of"]
 
 _DROPOUT_STATE_BYTES = 2 * MIB
 
@@ -288,6 +288,24 @@ def _weight_gradients(
     workspace()
     passing()
     give_back()
+    return results
+
+
+def pack(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
+    """Steps of as many sequences, each made contiguous, then put together: ``_pack_padded_sequence``, PackedSequence.cpp."""
+    source, lengths, batch_first = args
+    results = func(*args, **kwargs)
+    if not source.is_meta:
+        return results
+    in_time = source.transpose(0, 1) if batch_first else source
+    copies, begin = [], 0
+    for end in sorted(set(lengths.tolist())):
+        running = int((lengths >= end).sum())
+        copies.append(copy_into(card, in_time[begin:end, :running], torch.contiguous_format, func))
+        begin = end
+    card.announce_result(results, func)
+    for give_back in copies:
+        give_back()
     return results
 
 
