@@ -11,10 +11,12 @@ import subprocess
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -24,6 +26,7 @@ from torch import nn
 from sweeper.trial import Mode, Precision
 from sweeper.worker.devices import Device, map_tensors
 from sweeper.worker.devices.simulated import SimulatedDevice
+from sweeper.worker.tracing.selection import AttentionKernel, attention_kernel
 from tests.rig.build import Rig
 from tests.rig.test_against_simulation import ordered
 
@@ -58,7 +61,7 @@ class Tagger(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention whose queries, keys and values are one product; ``mask`` is "none", "causal" or "added"."""
+    """Self-attention whose queries, keys and values are one product; ``mask`` is "none", "causal", "added" or "allowed"."""
 
     def __init__(self, mask: str, dropout: float) -> None:
         super().__init__()
@@ -69,7 +72,9 @@ class Attention(nn.Module):
         vectors = vectors.transpose(0, 1).contiguous()
         batch, time, _ = vectors.shape
         query, key, value = self.inputs(vectors).view(batch, time, 3, 4, 16).permute(2, 0, 3, 1, 4)
-        added = query.new_zeros(batch, 1, time, time) if self.mask == "added" else None
+        added = None
+        if self.mask in ("added", "allowed"):
+            added = query.new_zeros(batch, 1, time, time, dtype=torch.bool if self.mask == "allowed" else query.dtype)
         mixed = F.scaled_dot_product_attention(
             query, key, value, added, self.dropout if self.training else 0.0, self.mask == "causal"
         )
@@ -117,9 +122,58 @@ JOBS = [
     Job("cast-packed", tagger(nn.RNN, packed=True), "amp-fp16", capability=75),
     *(Job("attention", attention(), precision, capability=90) for precision in ("fp32", "amp-bf16", "bf16")),
     Job("attention", attention(), "amp-fp16", "inference", capability=90),
-    *(Job(f"attention-{mask}", attention(mask), "amp-bf16", capability=90) for mask in ("causal", "added")),
+    *(Job(f"attention-{mask}", attention(mask), "bf16", capability=90) for mask in ("causal", "added", "allowed")),
+    *(Job(f"attention-{mask}", attention(mask), "amp-fp16", capability=75) for mask in ("added", "allowed")),
     *(Job(f"attention-{p}", attention(dropout=p), "amp-bf16", capability=90) for p in (0.1, 0.125)),
 ]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of ``scaled_dot_product_attention``: shapes of query, key and value, and of the mask."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: torch.dtype
+    learns: bool
+    dropout: float
+    mask: tuple[int, ...] | Literal["causal"] | None = None
+    mask_dtype: torch.dtype | None = None
+    mask_learns: bool = False
+
+    def tensors(self, device: str) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+        inputs = [torch.empty(shape, dtype=self.dtype, device=device, requires_grad=self.learns) for shape in self.shapes]
+        if self.mask in (None, "causal"):
+            return inputs, None
+        dtype = self.mask_dtype or self.dtype
+        return inputs, torch.empty(self.mask, dtype=dtype, device=device, requires_grad=self.mask_learns)
+
+
+def calls() -> Iterator[Call]:
+    """Heads, lengths, types, dropout and masks on either side of what the kernels' checks ask for."""
+    for dtype, learns, dropout in product(
+        (torch.float16, torch.bfloat16, torch.float32), (False, True), (0.0, 0.1, 0.125)
+    ):
+        for width in (20, 40, 64, 128, 192, 200, 224, 256, 264):
+            for queries, keys in ((16, 16), (1, 16), (16, 1), (16, 24)):
+                query, key = (2, 4, queries, width), (2, 4, keys, width)
+                for value in (key, (2, 4, keys, 128)):
+                    shapes = (query, key, value)
+                    yield Call(shapes, dtype, learns, dropout)
+                    yield Call(shapes, dtype, learns, dropout, "causal")
+        square = ((2, 4, 16, 64),) * 3
+        for mask in ((16, 16), (2, 1, 16, 16), (1, 4, 1, 16), (4, 16, 16)):
+            yield Call(square, dtype, learns, dropout, mask)
+            yield Call(square, dtype, learns, dropout, mask, mask_dtype=torch.bool)
+            yield Call(square, dtype, learns, dropout, mask, mask_learns=True)
+
+
+def record_choices(answer: Path) -> None:
+    """The kernel that PyTorch chooses for each of ``calls``, by the number of its ``SDPBackend``."""
+    choices = []
+    for call in calls():
+        inputs, mask = call.tensors("cuda")
+        choices.append(torch._fused_sdp_choice(*inputs, mask, call.dropout, call.mask == "causal"))
+    answer.write_text(json.dumps(choices))
 
 
 def train(job: Job, device: Device) -> None:
@@ -178,19 +232,29 @@ def record_on_cuda(job: Job, answer: Path) -> None:
 
 
 def main() -> None:
-    """A forked child for each job: ``python -m tests.rig.test_recurrent_and_attention FOLDER``."""
+    """A forked child for each recording: ``python -m tests.rig.test_recurrent_and_attention FOLDER``."""
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
-    for job in JOBS:
+    recordings: list[tuple[str, int, Callable[[Path], None]]] = [
+        *((str(job), job.capability, partial(record_on_cuda, job)) for job in JOBS),
+        *((f"choices-{capability}", capability, record_choices) for capability in _CARDS),
+    ]
+    for name, capability, record in recordings:
         child = os.fork()
         if child == 0:
-            os.environ["RIG_CC"] = str(job.capability)
+            os.environ["RIG_CC"] = str(capability)
             try:
-                record_on_cuda(job, folder / f"{job}.json")
+                record(folder / f"{name}.json")
             except Exception:
-                (folder / f"{job}.error").write_text(traceback.format_exc())
+                (folder / f"{name}.error").write_text(traceback.format_exc())
             os._exit(0)
         os.waitpid(child, 0)
+
+
+def answer(folder: Path, name: str) -> Any:
+    failure = folder / f"{name}.error"
+    assert not failure.exists(), failure.read_text()
+    return json.loads((folder / f"{name}.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -206,9 +270,7 @@ def recorded(rig: Rig, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("job", JOBS, ids=str)
 def test_the_simulation_allocates_what_cuda_allocates_in_the_same_order(job: Job, recorded: Path) -> None:
-    failure = recorded / f"{job}.error"
-    assert not failure.exists(), failure.read_text()
-    truth: dict[str, Any] = json.loads((recorded / f"{job}.json").read_text())
+    truth = answer(recorded, str(job))
     device = SimulatedDevice(_CARDS[job.capability], record=True, cudnn_workspaces=False)
     train(job, device)
     trace = device.trace(_BATCH)
@@ -220,6 +282,25 @@ def test_the_simulation_allocates_what_cuda_allocates_in_the_same_order(job: Job
     assert len(said) == len(real)
     usage = device.usage()
     assert [usage.peak_allocated_bytes, usage.peak_reserved_bytes] == truth["peaks"]
+
+
+@pytest.mark.parametrize("capability", _CARDS)
+def test_the_kernel_for_attention_is_the_one_that_pytorch_chooses(capability: int, recorded: Path) -> None:
+    names: list[AttentionKernel] = ["math", "flash", "efficient", "cudnn"]  # SDPBackend, ATen/SDPBackend.h
+    said, real = [], [names[number] for number in answer(recorded, f"choices-{capability}")]
+    for call in calls():
+        inputs, mask = call.tensors("meta")
+        said.append(
+            attention_kernel(
+                *inputs,
+                mask,
+                dropout_p=call.dropout,
+                is_causal=call.mask == "causal",
+                compute_capability=divmod(capability, 10),
+            )
+        )
+    wrong = [pair for pair in zip(calls(), said, real, strict=True) if pair[1] != pair[2]]
+    assert not wrong, (len(wrong), wrong[:3])
 
 
 if __name__ == "__main__":

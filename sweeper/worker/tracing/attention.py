@@ -18,9 +18,25 @@ from sweeper.worker.tracing import releases
 from sweeper.worker.tracing.card import Card
 from sweeper.worker.tracing.convolution import copy_into
 
-__all__ = ["efficient", "efficient_backward", "flash", "flash_backward"]
+__all__ = ["added_mask", "aligned", "efficient", "efficient_backward", "flash", "flash_backward"]
 
 _FP32_BYTES = 4
+
+
+def added_mask(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A mask of booleans as one to be added, from two scalars: ``convert_boolean_attn_mask_``, attention.cpp."""
+    if mask.dtype != torch.bool:
+        return mask
+    allowed, forbidden = (torch.scalar_tensor(value, dtype=dtype, device="meta") for value in (0.0, float("-inf")))
+    return torch.where(mask, allowed, forbidden)
+
+
+def aligned(mask: torch.Tensor) -> torch.Tensor:
+    """Rows in steps of eight elements, as the memory-efficient kernel wants them: ``pad_bias<8>``, attention.cpp."""
+    keys = mask.shape[-1]
+    if all(stride % 8 == 0 for stride in mask.stride()[:-1]):
+        return mask
+    return torch.nn.functional.pad(mask, (0, 8 - keys % 8))[..., :keys]
 
 
 def efficient(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:

@@ -8,15 +8,16 @@ open only inside ``selecting``.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch._C import DispatchKey
 
 from sweeper.worker.tracing import cudnn_attention, recurrent_selection
+from sweeper.worker.tracing.attention import added_mask, aligned
 from sweeper.worker.tracing.autocast import dispatch_key_open
 
-__all__ = ["selecting"]
+__all__ = ["AttentionKernel", "attention_kernel", "selecting"]
 
 aten = torch.ops.aten
 
@@ -114,27 +115,50 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """cuDNN's, flash, memory-efficient or plain attention, the first that can run.
-
-    ``scaled_dot_product_attention``, aten/src/ATen/native/transformers/attention.cpp, and the order of
-    ``select_sdp_backend``, cuda/sdp_utils.cpp beside it.
-    """
-    inputs = (query, key, value)
-    if query.is_meta and not enable_gqa and all(tensor.dim() == 4 for tensor in inputs):
-        if cudnn_attention.comes_first(
-            *inputs, attn_mask, dropout_p=dropout_p, compute_capability=_compute_capability
-        ):
-            return cudnn_attention.attend(*inputs, attn_mask, dropout_p, is_causal, scale)
-        if attn_mask is None and flash_can_run(
-            *inputs, dropout_p=dropout_p, is_causal=is_causal, compute_capability=_compute_capability
-        ):
-            return _flash(query, key, value, dropout_p, is_causal, scale)
-        if efficient_can_run(*inputs, compute_capability=_compute_capability):
-            return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
+    """The fused kernel that the card would choose: ``scaled_dot_product_attention``, transformers/attention.cpp."""
+    kernel: AttentionKernel = "math"
+    if query.is_meta and not enable_gqa and all(tensor.dim() == 4 for tensor in (query, key, value)):
+        kernel = attention_kernel(
+            query, key, value, attn_mask, dropout_p=dropout_p, is_causal=is_causal, compute_capability=_compute_capability
+        )
+    if kernel == "cudnn":
+        added = None if attn_mask is None else added_mask(attn_mask, query.dtype)
+        return cudnn_attention.attend(query, key, value, added, dropout_p, is_causal, scale)
+    if kernel == "flash":
+        return _flash(query, key, value, dropout_p, is_causal, scale)
+    if kernel == "efficient":
+        return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
     with torch._C._ExcludeDispatchKeyGuard(_KEY_SET):
         return aten.scaled_dot_product_attention.default(  # type: ignore[no-any-return]
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
+
+
+AttentionKernel = Literal["cudnn", "flash", "efficient", "math"]
+
+
+def attention_kernel(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    *,
+    dropout_p: float,
+    is_causal: bool,
+    compute_capability: tuple[int, int],
+) -> AttentionKernel:
+    """The first that can run, in the order of ``select_sdp_backend``, transformers/cuda/sdp_utils.cpp.
+
+    For tensors of four axes and as many heads in each; what 2.14 does with one head for many queries is not known here.
+    """
+    inputs = (query, key, value)
+    if cudnn_attention.comes_first(*inputs, mask, dropout_p=dropout_p, compute_capability=compute_capability):
+        return "cudnn"
+    if mask is None and flash_can_run(
+        *inputs, dropout_p=dropout_p, is_causal=is_causal, compute_capability=compute_capability
+    ):
+        return "flash"
+    return "efficient" if efficient_can_run(*inputs, compute_capability=compute_capability) else "math"
 
 
 def flash_can_run(
@@ -155,7 +179,8 @@ def flash_can_run(
     # check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120
     small_shared_memory = compute_capability in ((8, 6), (8, 9), (12, 0), (12, 1))
     return (
-        query.dtype in (torch.float16, torch.bfloat16)
+        torch.backends.cuda.flash_sdp_enabled()
+        and query.dtype in (torch.float16, torch.bfloat16)
         and query.dtype == key.dtype == value.dtype
         and compute_capability >= (8, 0)
         and width == key.shape[-1] == value.shape[-1]
@@ -181,7 +206,8 @@ def efficient_can_run(
     else:
         aligned = 8 if compute_capability >= (7, 5) else 4 if compute_capability >= (7, 0) else 1
     return (
-        query.dtype in dtypes
+        torch.backends.cuda.mem_efficient_sdp_enabled()
+        and query.dtype in dtypes
         and query.dtype == key.dtype == value.dtype
         and query.shape[-1] == key.shape[-1]
         and query.shape[-1] % aligned == 0
@@ -222,12 +248,10 @@ def _efficient(
     is_causal: bool,
     scale: float | None,
 ) -> torch.Tensor:
-    """The logsumexp is kept only for a backward; a mask of booleans becomes one of -inf: attention.cpp."""
+    """The logsumexp is kept only for a backward: attention.cpp."""
     learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
     if mask is not None:
-        if mask.dtype == torch.bool:
-            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
-        mask = mask.expand(*query.shape[:3], key.shape[2])
+        mask = aligned(added_mask(mask, query.dtype)).expand(*query.shape[:3], key.shape[2])
     return aten._scaled_dot_product_efficient_attention.default(  # type: ignore[no-any-return]
         query, key, value, mask, learns, dropout_p, is_causal, scale=scale
     )[0]
