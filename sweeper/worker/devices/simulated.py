@@ -63,7 +63,11 @@ class SimulatedDevice(Device):
         self._compute_capability = int(major), int(minor)
         self._ledger = Ledger(self._allocator)
         self._modules = ModulePaths()
-        kernels = CudaKernels(self._compute_capability, cudnn_workspaces=cudnn_workspaces)
+        kernels = CudaKernels(
+            self._compute_capability,
+            multiprocessors=self._card.multiprocessors,
+            cudnn_workspaces=cudnn_workspaces,
+        )
         self._tracer = Tracer(self._ledger, self._modules, kernels)
 
     def report(self) -> DeviceReport:

@@ -10,13 +10,15 @@ Not known: what operators that are not named
 here take as scratch.  An operator without a rule is taken to allocate its results in their order and nothing else.
 """
 
+import math
+from functools import partial
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
 from sweeper.units import MIB
-from sweeper.worker.tracing import attention, convolution, cudnn, cudnn_attention, pointwise, recurrent, releases
+from sweeper.worker.tracing import attention, convolution, cudnn, cudnn_attention, pointwise, recurrent, reductions, releases
 from sweeper.worker.tracing.card import Card, Kernel
 
 __all__ = ["CudaKernels", "cublas_workspace_bytes"]
@@ -37,10 +39,14 @@ def cublas_workspace_bytes(compute_capability: tuple[int, int]) -> int:
 class CudaKernels:
     """The rules for one trial on a card of ``compute_capability``.
 
-    Without ``cudnn_workspaces`` convolutions take no workspace: what is left is what PyTorch itself allocates.
+    Without ``multiprocessors``, their number, reductions take no scratch.  Without ``cudnn_workspaces`` convolutions
+    take no workspace: what is left is what PyTorch itself allocates.
     """
 
-    def __init__(self, compute_capability: tuple[int, int], *, cudnn_workspaces: bool = True) -> None:
+    def __init__(
+        self, compute_capability: tuple[int, int], *, multiprocessors: int | None = None, cudnn_workspaces: bool = True
+    ) -> None:
+        self._processors = reductions.Processors.of(multiprocessors, compute_capability) if multiprocessors else None
         self._plans = cudnn.Plans(compute_capability) if cudnn_workspaces else None
         self._cublas_bytes = cublas_workspace_bytes(compute_capability)
         self._cublas_handles: set[bool] = set()  # False: the forward's thread; True: autograd's
@@ -52,12 +58,16 @@ class CudaKernels:
             return self._matrix_product
         if func is aten.convolution_backward.default:
             return self._convolution_backward
+        if func is aten.native_layer_norm_backward.default:
+            return partial(_native_layer_norm_backward, self._processors)
+        if func in reductions.OPERATORS and self._processors is not None:
+            return partial(reductions.reduce, self._processors)
         if func._schema.name.startswith("aten::_foreach_") and not func._schema.returns:
             return _foreach_in_place
         return _KERNELS.get(func)
 
     def _convolution_backward(self, card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
-        return convolution.backward(card, func, args, kwargs, self._plans)
+        return convolution.backward(card, func, args, kwargs, self._plans, self._processors)
 
     def _matrix_product(self, card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
         """The first product in a thread makes a cuBLAS handle, whose workspace is taken after the result and kept.
@@ -230,23 +240,44 @@ def _native_layer_norm(card: Card, func: OpOverload, args: Any, kwargs: Any) -> 
     return results
 
 
-def _native_layer_norm_backward(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
+def _native_layer_norm_backward(
+    processors: reductions.Processors | None, card: Card, func: OpOverload, args: Any, kwargs: Any
+) -> Any:
     """The input's copy before the results, the gradient's after: ``layer_norm_backward_cuda``, the same file.
 
-    Above 65,536 rows there are partial sums of a few MiB too, left out here.
+    Many short rows are summed in two steps: ``LaunchGammaBetaBackwardCUDAKernel``.
     """
-    gradient, source, weight, bias, wanted = args[0], args[1], args[5], args[6], args[7]
+    gradient, source, normalized, weight, bias, wanted = *args[:3], *args[5:8]
     if not source.is_meta:
         return func(*args, **kwargs)
     give_back = convolution.copy_into(card, source, torch.contiguous_format, func)
-    results = tuple(
+    results = [
         torch.empty(like.shape, dtype=like.dtype, device="meta") if asked and like is not None else None
         for asked, like in zip(wanted, (source, weight, bias), strict=True)
-    )
-    card.announce_result(results, func)
-    convolution.copy_into(card, gradient, torch.contiguous_format, func)()
+    ]
+    width = math.prod(normalized)
+    rows = source.numel() // max(1, width)
+    blocks = reductions.blocks_of_rows(processors, rows, width)
+    if not blocks:
+        card.announce_result(results, func)
+        convolution.copy_into(card, gradient, torch.contiguous_format, func)()
+    else:
+        assert processors is not None
+        card.announce_result(results[0], func)
+        sums = [result for result in results[1:] if result is not None]
+        sizes = [result.numel() * result.element_size() for result in sums]
+        first = [card.scratch(size, "native_layer_norm_backward") for size in sizes]
+        copy = convolution.copy_into(card, gradient, torch.contiguous_format, func)
+        parts = [card.scratch(size * blocks, "layer_norm_parts") for size in sizes]
+        for result, replaced in zip(sums, first, strict=True):
+            card.announce_result(result, func)
+            part = torch.empty((blocks, width), dtype=result.dtype, device="meta")
+            reductions.share(processors, card, part, [0])
+            replaced()
+        for done in (*parts, copy):
+            done()
     give_back()
-    return results
+    return tuple(results)
 
 
 _KERNELS: dict[OpOverload, Kernel] = {
@@ -271,7 +302,6 @@ _KERNELS: dict[OpOverload, Kernel] = {
     aten.native_dropout.default: pointwise.dropout,
     aten.native_dropout_backward.default: pointwise.dropout_backward,
     aten.native_layer_norm.default: _native_layer_norm,
-    aten.native_layer_norm_backward.default: _native_layer_norm_backward,
     aten._scaled_dot_product_efficient_attention.default: attention.efficient,
     aten._scaled_dot_product_efficient_attention_backward.default: attention.efficient_backward,
     aten._scaled_dot_product_flash_attention.default: attention.flash,

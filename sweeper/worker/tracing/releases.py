@@ -17,6 +17,7 @@ __all__ = [
     "CUDNN_RUNS_BFLOAT16_NETWORKS",
     "EFFICIENT_SEEDS_ON_CPU",
     "FLASH_SEEDS_ON_CPU",
+    "LAYER_NORM_SUMS_IN_TWO_STEPS",
     "cudnn_attention_comes_first",
 ]
 
@@ -40,6 +41,10 @@ FLASH_SEEDS_ON_CPU = _RELEASE < "2.7"
 
 # cudnn_is_acceptable, aten/src/ATen/native/Convolution.cpp: half, float and double in 2.6 and 2.9, bfloat16 too in 2.14.
 CUDNN_RUNS_BFLOAT16_NETWORKS = _RELEASE >= "2.10"
+
+
+# LaunchGammaBetaBackwardCUDAKernel, aten/src/ATen/native/cuda/layer_norm_kernel.cu: in one step in 2.6.
+LAYER_NORM_SUMS_IN_TWO_STEPS = _RELEASE >= "2.7"
 
 
 @cache
