@@ -39,12 +39,22 @@ class SimulatedDevice(Device):
 
     Raises ``UnknownName`` when the catalogue has no such card.  The allocator is configured, as the real one, by
     ``PYTORCH_CUDA_ALLOC_CONF``.  Without ``cudnn_workspaces`` convolutions take none, as on the stand-in runtime.
+
+    With ``reductions`` sums over very many elements take their scratch, as on the card.  It is left out otherwise
+    because it follows no line over the batch, and a prediction is a line: in convnext_tiny at batch 64 on an A100 it is
+    0.3 % of the peak allocated and 1.4 % of the peak reserved.
     """
 
     simulated: ClassVar[bool] = True
 
     def __init__(
-        self, card: str, memory_limit_bytes: int | None = None, *, record: bool = False, cudnn_workspaces: bool = True
+        self,
+        card: str,
+        memory_limit_bytes: int | None = None,
+        *,
+        record: bool = False,
+        cudnn_workspaces: bool = True,
+        reductions: bool = False,
     ) -> None:
         self._name = card
         self._card = find_card(card)
@@ -65,7 +75,7 @@ class SimulatedDevice(Device):
         self._modules = ModulePaths()
         kernels = CudaKernels(
             self._compute_capability,
-            multiprocessors=self._card.multiprocessors,
+            multiprocessors=self._card.multiprocessors if reductions else None,
             cudnn_workspaces=cudnn_workspaces,
         )
         self._tracer = Tracer(self._ledger, self._modules, kernels)
