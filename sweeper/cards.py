@@ -179,8 +179,8 @@ def card(name: str) -> Card:
 
     ``RTX 4060``, ``4060`` and ``NVIDIA GeForce RTX 4060`` are all ``rtx4060``.  ``24GiB`` is a card of that total
     (a unit is needed: ``4060`` is a name) with the capability of Ada Lovelace, as many multiprocessors as the Ada card
-    of the nearest total, and the context of the RTX 3090, or an eighth of the total on a small one.  Raises ``UsageError`` when several are meant (``a100``), and ``UnknownName``
-    with the close names when none is.
+    of the nearest total, and the context of the RTX 3090, or an eighth of the total on a small one.  Raises
+    ``UsageError`` when several are meant (``a100``), and ``UnknownName`` with the close names when none is.
     """
     known = cards()
     if name in known:

@@ -40,7 +40,7 @@ _WIDTH, _CLASSES, _TIME, _BATCH = 48, 24, 10, 4
 class Tagger(nn.Module):
     """A recurrent network over vectors, a class for each time step."""
 
-    def __init__(self, network: type[nn.RNNBase], packed: bool, options: dict[str, Any]) -> None:
+    def __init__(self, network: Callable[..., nn.RNNBase], packed: bool, options: dict[str, Any]) -> None:
         super().__init__()
         self.network = network(_WIDTH, 32, **options)
         self.packed = packed
@@ -61,7 +61,7 @@ class Tagger(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention whose queries, keys and values are one product; ``mask`` is "none", "causal", "added" or "allowed"."""
+    """Self-attention, its queries, keys and values one product; ``mask`` is none, causal, added or allowed."""
 
     def __init__(self, mask: str, dropout: float) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class Job:
         return f"{self.name}-{self.precision}-{self.mode}-{self.capability}"
 
 
-def tagger(network: type[nn.RNNBase], *, packed: bool = False, **options: Any) -> Callable[[], nn.Module]:
+def tagger(network: Callable[..., nn.RNNBase], *, packed: bool = False, **options: Any) -> Callable[[], nn.Module]:
     return lambda: Tagger(network, packed, options)
 
 
@@ -103,7 +103,7 @@ def attention(mask: str = "none", dropout: float = 0.0) -> Callable[[], nn.Modul
     return lambda: Attention(mask, dropout)
 
 
-_DEEP = {"num_layers": 2, "dropout": 0.3, "bidirectional": True, "batch_first": True}
+_DEEP: dict[str, Any] = {"num_layers": 2, "dropout": 0.3, "bidirectional": True, "batch_first": True}
 JOBS = [
     *(Job(network.__name__, tagger(network)) for network in (nn.RNN, nn.LSTM, nn.GRU)),
     Job("relu", tagger(nn.RNN, nonlinearity="relu", num_layers=3)),
@@ -140,12 +140,16 @@ class Call:
     mask_dtype: torch.dtype | None = None
     mask_learns: bool = False
 
-    def tensors(self, device: str) -> tuple[list[torch.Tensor], torch.Tensor | None]:
-        inputs = [torch.empty(shape, dtype=self.dtype, device=device, requires_grad=self.learns) for shape in self.shapes]
-        if self.mask in (None, "causal"):
-            return inputs, None
+    def tensors(self, device: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        def make(shape: tuple[int, ...]) -> torch.Tensor:
+            return torch.empty(shape, dtype=self.dtype, device=device, requires_grad=self.learns)
+
+        query, key, value = map(make, self.shapes)
+        if self.mask is None or self.mask == "causal":
+            return query, key, value, None
         dtype = self.mask_dtype or self.dtype
-        return inputs, torch.empty(self.mask, dtype=dtype, device=device, requires_grad=self.mask_learns)
+        mask = torch.empty(self.mask, dtype=dtype, device=device, requires_grad=self.mask_learns)
+        return query, key, value, mask
 
 
 def calls() -> Iterator[Call]:
@@ -171,8 +175,8 @@ def record_choices(answer: Path) -> None:
     """The kernel that PyTorch chooses for each of ``calls``, by the number of its ``SDPBackend``."""
     choices = []
     for call in calls():
-        inputs, mask = call.tensors("cuda")
-        choices.append(torch._fused_sdp_choice(*inputs, mask, call.dropout, call.mask == "causal"))
+        query, key, value, mask = call.tensors("cuda")
+        choices.append(torch._fused_sdp_choice(query, key, value, mask, call.dropout, call.mask == "causal"))
     answer.write_text(json.dumps(choices))
 
 
@@ -289,14 +293,16 @@ def test_the_kernel_for_attention_is_the_one_that_pytorch_chooses(capability: in
     names: list[AttentionKernel] = ["math", "flash", "efficient", "cudnn"]  # SDPBackend, ATen/SDPBackend.h
     said, real = [], [names[number] for number in answer(recorded, f"choices-{capability}")]
     for call in calls():
-        inputs, mask = call.tensors("meta")
+        query, key, value, mask = call.tensors("meta")
         said.append(
             attention_kernel(
-                *inputs,
+                query,
+                key,
+                value,
                 mask,
                 dropout_p=call.dropout,
                 is_causal=call.mask == "causal",
-                compute_capability=divmod(capability, 10),
+                compute_capability=(capability // 10, capability % 10),
             )
         )
     wrong = [pair for pair in zip(calls(), said, real, strict=True) if pair[1] != pair[2]]

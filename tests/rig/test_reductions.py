@@ -61,9 +61,7 @@ def convolution(tensor: torch.Tensor) -> Any:
     source = torch.empty(tensor.shape[0], 3, *tensor.shape[2:], device=tensor.device, dtype=tensor.dtype)
     one, none = [1, 1], [0, 0]
     sizes = [tensor.shape[1]]
-    return aten.convolution_backward(
-        tensor, source, weight, sizes, one, none, one, False, none, 1, [False, True, True]
-    )
+    return aten.convolution_backward(tensor, source, weight, sizes, one, none, one, False, none, 1, [False, True, True])
 
 
 def cases() -> Iterator[Case]:

@@ -50,9 +50,7 @@ def comes_first(
     )
 
 
-def _accepts_types(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
-) -> bool:
+def _accepts_types(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> bool:
     """``check_dtypes_low_precision``, ``check_attn_mask_shape``, ``check_last_dim_stride_equals_1_dense``."""
     if query.dtype not in (torch.float16, torch.bfloat16) or not query.dtype == key.dtype == value.dtype:
         return False

@@ -18,7 +18,16 @@ import torch
 from torch._ops import OpOverload
 
 from sweeper.units import MIB
-from sweeper.worker.tracing import attention, convolution, cudnn, cudnn_attention, pointwise, recurrent, reductions, releases
+from sweeper.worker.tracing import (
+    attention,
+    convolution,
+    cudnn,
+    cudnn_attention,
+    pointwise,
+    recurrent,
+    reductions,
+    releases,
+)
 from sweeper.worker.tracing.card import Card, Kernel
 
 __all__ = ["CudaKernels", "cublas_workspace_bytes"]
@@ -247,7 +256,8 @@ def _native_layer_norm_backward(
 
     Many short rows are summed in two steps: ``LaunchGammaBetaBackwardCUDAKernel``.
     """
-    gradient, source, normalized, weight, bias, wanted = *args[:3], *args[5:8]
+    gradient, source, normalized = args[:3]
+    weight, bias, wanted = args[5:8]
     if not source.is_meta:
         return func(*args, **kwargs)
     give_back = convolution.copy_into(card, source, torch.contiguous_format, func)

@@ -29,7 +29,18 @@ from sweeper.units import MIB
 from sweeper.worker.tracing.card import Card
 from sweeper.worker.tracing.convolution import copy_into
 
-__all__ = ["MODES", "Network", "backward", "flatten", "flattened", "forward", "init_dropout_state", "pack", "part_of", "places_of"]
+__all__ = [
+    "MODES",
+    "Network",
+    "backward",
+    "flatten",
+    "flattened",
+    "forward",
+    "init_dropout_state",
+    "pack",
+    "part_of",
+    "places_of",
+]
 
 _DROPOUT_STATE_BYTES = 2 * MIB
 
@@ -66,7 +77,7 @@ class Network:
         return [(rows, columns), (rows, self.output), *projection]
 
     def places(self) -> list[list[tuple[int, int]]]:
-        """(offset, elements) in the weight space, by pseudo-layer: matrices, biases, projection, as PyTorch has them."""
+        """(offset, elements) in the weight space, by pseudo-layer in PyTorch's order: matrices, biases, projection."""
         layers, offset = [], 0
         for layer in range(self.layers * self.directions):
             matrices = []
@@ -122,7 +133,7 @@ def part_of(storage: torch.UntypedStorage, dtype: torch.dtype, offset: int, shap
     for size in reversed(shape[1:]):
         strides.insert(0, strides[0] * size)
     empty = torch.empty(0, dtype=dtype, device="meta")
-    return empty.set_(storage, offset, tuple(shape), tuple(strides))  # type: ignore[call-overload,no-any-return]
+    return empty.set_(storage, offset, tuple(shape), tuple(strides))
 
 
 def flatten(module: nn.RNNBase, announce: Callable[[torch.Tensor], None]) -> None:
@@ -131,7 +142,7 @@ def flatten(module: nn.RNNBase, announce: Callable[[torch.Tensor], None]) -> Non
     ``announce`` is told of the buffer before the parameters leave where they were.  Parameters in bfloat16 stay there:
     ``torch.backends.cudnn.is_acceptable`` does not know the type.
     """
-    module._init_flat_weights()  # type: ignore[operator]
+    module._init_flat_weights()
     parameters: list[torch.Tensor] = [weight for weight in module._flat_weights if weight is not None]
     types = {parameter.dtype for parameter in parameters}
     if types not in ({torch.float16}, {torch.float32}, {torch.float64}) or not torch.backends.cudnn.enabled:
@@ -151,7 +162,7 @@ def flatten(module: nn.RNNBase, announce: Callable[[torch.Tensor], None]) -> Non
     each = len(parameters) // (network.layers * network.directions)
     with torch.no_grad():
         for parameter, (offset, _) in zip(parameters, places_of(network, each), strict=True):
-            parameter.set_(space.untyped_storage(), offset, parameter.shape, parameter.stride())  # type: ignore[call-overload]
+            parameter.set_(space.untyped_storage(), offset, parameter.shape, parameter.stride())
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +189,7 @@ class _Call:
 
 
 def _call(source: torch.Tensor, options: Sequence[Any]) -> _Call:
-    """``options``: mode, sizes, layers, batch_first, dropout, train, bidirectional and batch_sizes, as in the schema."""
+    """``options``: mode, sizes, layers, batch_first, dropout, train, bidirectional, batch_sizes, as in the schema."""
     mode, hidden, projection, layers, batch_first, dropout, train, bidirectional, batch_sizes = options
     directions = 2 if bidirectional else 1
     network = Network(
@@ -232,7 +243,9 @@ def backward(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
         if gradient is None and like is not None
     ]
     gradients = _input_gradients(card, func, call, given, hidden, cell)
-    of_weights = _weight_gradients(card, func, call, weights, per_layer, space) if args[21][3] else [None] * len(weights)
+    of_weights = (
+        _weight_gradients(card, func, call, weights, per_layer, space) if args[21][3] else [None] * len(weights)
+    )
     for give_back in zeros:
         give_back()
     return *gradients, of_weights
@@ -256,7 +269,9 @@ def _input_gradients(
         copies.append(card.scratch(_bytes(call.output_shape, call.source), "cudnn_rnn_gradient"))
     result = torch.empty(call.source.shape, dtype=call.source.dtype, device="meta")
     card.announce_result(result, func)
-    copies.extend(copy_into(card, each, torch.contiguous_format, func) for each in (of_hidden, of_cell) if each is not None)
+    copies.extend(
+        copy_into(card, each, torch.contiguous_format, func) for each in (of_hidden, of_cell) if each is not None
+    )
     of_first = torch.empty_like(hidden)
     of_first_cell = torch.empty_like(cell) if cell is not None else None
     card.announce_result((of_first, of_first_cell), func)
@@ -292,7 +307,7 @@ def _weight_gradients(
 
 
 def pack(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
-    """Steps of as many sequences, each made contiguous, then put together: ``_pack_padded_sequence``, PackedSequence.cpp."""
+    """Steps of as many sequences, each contiguous, put together: ``_pack_padded_sequence``, PackedSequence.cpp."""
     source, lengths, batch_first = args
     results = func(*args, **kwargs)
     if not source.is_meta:

@@ -62,7 +62,7 @@ def _over_packed(composite: Any, mode: int, outside: Outside) -> Callable[..., A
 
 
 def _goes_to_cudnn(source: torch.Tensor) -> bool:
-    """``cudnn_is_acceptable``, aten/src/ATen/native/Convolution.cpp, of a tensor on the card."""
+    """``cudnn_is_acceptable``, aten/src/ATen/native/TensorProperties.cpp, of a tensor on the card."""
     types = [torch.float16, torch.float32, torch.float64]
     if releases.CUDNN_RUNS_BFLOAT16_NETWORKS:
         types.append(torch.bfloat16)
@@ -137,9 +137,7 @@ def cast_and_flatten(cast: Callable[[Any], Any], eligible: Callable[[torch.Tenso
     cell = cast(cell)
     hidden = cast(hidden)
     source = cast(source)
-    return aten._cudnn_rnn.default(
-        source, weights, each, space, hidden, cell, mode, width, projection, layers, *rest
-    )
+    return aten._cudnn_rnn.default(source, weights, each, space, hidden, cell, mode, width, projection, layers, *rest)
 
 
 def _copied(weight: torch.Tensor, space: torch.Tensor, offset: int, elements: int) -> torch.Tensor:

@@ -6,8 +6,8 @@ from the caching allocator, with a counter beside it, both gone when the kernel 
 depends on how many the card runs at once.  The gradient of a bias is such a sum over rows, so buffers of tens of MiB
 come and go in every backward.
 
-``_Plan`` is ``ReduceConfig``, ``_plan`` is ``setReduceConfig``, and ``_axes`` what ``TensorIterator`` makes of a tensor:
-reduced axes first, each kind from the fastest on, neighbours joined where one continues the other.
+``_Plan`` is ``ReduceConfig``, ``_plan`` is ``setReduceConfig``, and ``_axes`` what ``TensorIterator`` makes of a
+tensor: reduced axes first, each kind from the fastest on, neighbours joined where one continues the other.
 
 Not known: reductions other than ``OPERATORS``; tensors of more than 2**31 elements, which are reduced in
 parts.
@@ -182,9 +182,9 @@ def reduce(processors: Processors, card: Card, func: OpOverload, args: Any, kwar
         return result
     card.announce_result(result, func)
     give_back = _nothing
-    if func in (aten.sum.default, aten.sum.dim_IntList) and not source.is_floating_point():
-        if source.dtype != result.dtype:
-            give_back = card.scratch(source.numel() * result.element_size(), "sum")
+    sums = func in (aten.sum.default, aten.sum.dim_IntList)
+    if sums and source.dtype != result.dtype and not source.is_floating_point():
+        give_back = card.scratch(source.numel() * result.element_size(), "sum")
     carried = _CARRIED_BYTES[func] or max(_FP32_BYTES, result.element_size())
     share(processors, card, source, _reduced_axes(func, args, kwargs), carried)
     give_back()
@@ -195,7 +195,7 @@ def share(
     processors: Processors, card: Card, source: torch.Tensor, over: Sequence[int], carried_bytes: int = _FP32_BYTES
 ) -> None:
     """What blocks that share the reduction of ``source`` over the axes ``over`` take, if any do, and give back."""
-    plan = _plan(_axes(source, over), source.storage_offset(), processors)
+    plan = _plan(_axes(source, over), int(source.storage_offset()), processors)
     if plan.blocks_per_output > 1:
         buffer = card.scratch(plan.buffer_bytes(carried_bytes), "reduction_buffer")
         card.scratch(_COUNTER_BYTES * plan.grid, "reduction_counters")()

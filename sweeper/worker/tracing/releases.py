@@ -39,7 +39,8 @@ EFFICIENT_SEEDS_ON_CPU = _RELEASE < "2.10"
 # mha_fwd, flash_attn/flash_api.cpp: seed and offset of dropout are CPU tensors in 2.6.
 FLASH_SEEDS_ON_CPU = _RELEASE < "2.7"
 
-# cudnn_is_acceptable, aten/src/ATen/native/Convolution.cpp: half, float and double in 2.6 and 2.9, bfloat16 too in 2.14.
+# cudnn_is_acceptable, aten/src/ATen/native/TensorProperties.cpp: half, float and double in 2.6 and 2.9, bfloat16 too in
+# 2.14.
 CUDNN_RUNS_BFLOAT16_NETWORKS = _RELEASE >= "2.10"
 
 
@@ -52,8 +53,8 @@ def cudnn_attention_comes_first() -> bool:
     """Is cuDNN's attention preferred to flash attention, on the cards that it was tuned for?
 
     ``check_prefer_cudnn_attention``, transformers/cuda/sdp_utils.cpp: not in 2.6 and 2.9; in 2.14 if cuDNN is newer
-    than 9.15.0 (issue 169849, of December 2025), as in the builds for CUDA 13.  A build without CUDA is taken for one of
-    these.  Asking for cuDNN's version makes a process unfit to fork, so this waits until a trial runs.
+    than 9.15.0 (issue 169849, of December 2025), as in the builds for CUDA 13.  A build without CUDA is taken for one
+    of these.  Asking for cuDNN's version makes a process unfit to fork, so this waits until a trial runs.
     """
     if _RELEASE < "2.10":
         return False

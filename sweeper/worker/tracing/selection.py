@@ -119,7 +119,13 @@ def _attention(
     kernel: AttentionKernel = "math"
     if query.is_meta and not enable_gqa and all(tensor.dim() == 4 for tensor in (query, key, value)):
         kernel = attention_kernel(
-            query, key, value, attn_mask, dropout_p=dropout_p, is_causal=is_causal, compute_capability=_compute_capability
+            query,
+            key,
+            value,
+            attn_mask,
+            dropout_p=dropout_p,
+            is_causal=is_causal,
+            compute_capability=_compute_capability,
         )
     if kernel == "cudnn":
         added = None if attn_mask is None else added_mask(attn_mask, query.dtype)
