@@ -60,6 +60,22 @@ class Tagger(nn.Module):
         return self.head(hidden)  # type: ignore[no-any-return]
 
 
+class Cells(nn.Module):
+    """A cell stepped by hand."""
+
+    def __init__(self, cell: Callable[..., nn.RNNCellBase], biased: bool = True) -> None:
+        super().__init__()
+        self.cell = cell(_WIDTH, 32, bias=biased)
+        self.head = nn.Linear(32, _CLASSES)
+
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        state, outputs = None, []
+        for vector in vectors:
+            state = self.cell(vector, state)
+            outputs.append(state[0] if isinstance(state, tuple) else state)
+        return self.head(torch.cat(outputs))  # type: ignore[no-any-return]
+
+
 class Attention(nn.Module):
     """Self-attention, its queries, keys and values one product; ``mask`` is none, causal, added or allowed."""
 
@@ -104,6 +120,7 @@ def attention(mask: str = "none", dropout: float = 0.0) -> Callable[[], nn.Modul
 
 
 _DEEP: dict[str, Any] = {"num_layers": 2, "dropout": 0.3, "bidirectional": True, "batch_first": True}
+_GATED: tuple[Callable[..., nn.RNNBase], ...] = (nn.LSTM, nn.GRU)
 JOBS = [
     *(Job(network.__name__, tagger(network)) for network in (nn.RNN, nn.LSTM, nn.GRU)),
     Job("relu", tagger(nn.RNN, nonlinearity="relu", num_layers=3)),
@@ -116,6 +133,12 @@ JOBS = [
     Job("inference", tagger(nn.LSTM), mode="inference"),
     Job("inference-deep", tagger(nn.LSTM, **_DEEP), "amp-fp16", "inference"),
     *(Job("cast", tagger(nn.LSTM), precision) for precision in ("amp-fp16", "amp-bf16", "bf16")),
+    *(Job(f"stepped-{network.__name__}", tagger(network, **_DEEP), "bf16", capability=75) for network in _GATED),
+    Job("stepped-projected", tagger(nn.LSTM, proj_size=16, bias=False), "bf16", "inference", 75),
+    Job("lstm-cell", lambda: Cells(nn.LSTMCell)),
+    Job("lstm-cell-unbiased", lambda: Cells(nn.LSTMCell, False), "amp-bf16"),
+    Job("gru-cell", lambda: Cells(nn.GRUCell)),
+    Job("gru-cell-unbiased", lambda: Cells(nn.GRUCell, False), "bf16"),
     Job("cast-deep", tagger(nn.LSTM, **_DEEP), "amp-fp16"),
     Job("cast-unbiased", tagger(nn.GRU, bias=False), "amp-bf16"),
     Job("cast-projected", tagger(nn.LSTM, proj_size=16), "amp-fp16"),

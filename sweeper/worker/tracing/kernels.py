@@ -25,6 +25,7 @@ from sweeper.worker.tracing import (
     cudnn_attention,
     pointwise,
     recurrent,
+    recurrent_cells,
     reductions,
     releases,
 )
@@ -176,6 +177,7 @@ def _sum_of_gradients(card: Card, func: OpOverload, args: Any, kwargs: Any) -> A
         and second.is_meta
         and first.shape == second.shape
         and first.dtype == second.dtype
+        and first._use_count() <= _HELD_ONCE
         and torch._C._storage_Use_Count(first.untyped_storage()._cdata) <= _LAST_REFERENCE
         and first.numel() == first.untyped_storage().nbytes() // first.element_size()
     ):
@@ -187,6 +189,10 @@ def _sum_of_gradients(card: Card, func: OpOverload, args: Any, kwargs: Any) -> A
 # made, counts too, and 1 in 2.6 and 2.9, where the tensor keeps that object alive.
 _ALONE = torch.empty(1, device="meta")
 _LAST_REFERENCE = torch._C._storage_Use_Count(_ALONE.untyped_storage()._cdata)
+
+# What ``_use_count`` says in a dispatch mode of a tensor that one input buffer of the engine holds (2.6, 2.9, 2.14); one
+# that came from a node as the gradient of two inputs is held by both their buffers.
+_HELD_ONCE = 4
 
 
 def _detach(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
@@ -322,6 +328,10 @@ _KERNELS: dict[OpOverload, Kernel] = {
     aten._cudnn_rnn_backward.default: recurrent.backward,
     aten._cudnn_init_dropout_state.default: recurrent.init_dropout_state,
     aten._pack_padded_sequence.default: recurrent.pack,
+    aten._thnn_fused_lstm_cell.default: recurrent_cells.lstm_kernel,
+    aten._thnn_fused_lstm_cell_backward_impl.default: recurrent_cells.lstm_kernel_backward,
+    aten._thnn_fused_gru_cell.default: recurrent_cells.gru_kernel,
+    aten._thnn_fused_gru_cell_backward.default: recurrent_cells.gru_kernel_backward,
     aten.native_batch_norm.default: _batch_norm,
     aten.native_batch_norm_backward.default: _batch_norm_backward,
 }

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from sweeper.worker.tracing import recurrent, releases
+from sweeper.worker.tracing import recurrent, recurrent_cells, releases
 
 __all__ = ["cast_and_flatten", "composites", "forget_dropout_state"]
 
@@ -31,29 +31,88 @@ def forget_dropout_state() -> None:
     _dropout_state = None
 
 
-def composites(outside: Outside) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """(operator, kernel) for networks over whole sequences (``input``) and over packed ones (``data``)."""
+def composites(outside: Outside, capability: Callable[[], tuple[int, int]]) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """(operator, kernel) for networks over whole sequences (``input``), over packed ones (``data``), and for cells.
+
+    ``capability`` answers the card's compute capability.
+    """
     for name, mode in _COMPOSITES.items():
         packet = getattr(aten, name)
-        yield f"{name}.input", _over_sequences(packet.input, recurrent.MODES[mode], outside)
-        yield f"{name}.data", _over_packed(packet.data, recurrent.MODES[mode], outside)
+        yield f"{name}.input", _over_sequences(packet.input, recurrent.MODES[mode], outside, capability)
+        yield f"{name}.data", _over_packed(packet.data, recurrent.MODES[mode], outside, capability)
+    yield "lstm_cell", _one_cell(aten.lstm_cell.default, recurrent_cells.lstm_cell, outside)
+    yield "gru_cell", _one_cell(aten.gru_cell.default, recurrent_cells.gru_cell, outside)
 
 
-def _over_sequences(composite: Any, mode: int, outside: Outside) -> Callable[..., Any]:
-    def kernel(source: torch.Tensor, states: Any, weights: Any, biased: bool, *options: Any) -> Any:
-        if not _goes_to_cudnn(source):
-            return outside(composite, source, states, weights, biased, *options)
-        *options_before, batch_first = options
-        return _run(mode, source, states, weights, biased, *options_before, batch_first=batch_first, batch_sizes=[])
+def _one_cell(composite: Any, cell: recurrent_cells.Cell, outside: Outside) -> Callable[..., Any]:
+    def kernel(source: torch.Tensor, states: Any, *weights: Any) -> Any:
+        if not source.is_meta:
+            return outside(composite, source, states, *weights)
+        state = tuple(states) if isinstance(states, list | tuple) else (states,)
+        four = (*weights, *[None] * (4 - len(weights)))
+        return cell(source, state, four) if len(state) > 1 else cell(source, state, four)[0]
 
     return kernel
 
 
-def _over_packed(composite: Any, mode: int, outside: Outside) -> Callable[..., Any]:
+_CELLS: dict[int, recurrent_cells.Cell] = {
+    recurrent.MODES["LSTM"]: recurrent_cells.lstm_cell,
+    recurrent.MODES["GRU"]: recurrent_cells.gru_cell,
+}
+
+
+def _over_sequences(
+    composite: Any, mode: int, outside: Outside, capability: Callable[[], tuple[int, int]]
+) -> Callable[..., Any]:
+    def kernel(source: torch.Tensor, states: Any, weights: Any, biased: bool, *options: Any) -> Any:
+        *options_before, batch_first = options
+        if _goes_to_cudnn(source, capability()):
+            return _run(mode, source, states, weights, biased, *options_before, batch_first=batch_first, batch_sizes=[])
+        if source.is_meta and mode in _CELLS:
+            return _step_by_step(_CELLS[mode], source, states, weights, biased, *options)
+        return outside(composite, source, states, weights, biased, *options)
+
+    return kernel
+
+
+def _step_by_step(
+    cell: recurrent_cells.Cell,
+    source: torch.Tensor,
+    states: Any,
+    weights: Sequence[torch.Tensor],
+    biased: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Any:
+    """``lstm`` and ``gru``, native/RNN.cpp, on a card without cuDNN for the type."""
+    first = states if isinstance(states, list | tuple) else (states,)
+    each = len(weights) // (layers * (2 if bidirectional else 1))
+    grouped: list[recurrent_cells.Weights] = []
+    for begin in range(0, len(weights), each):
+        group = list(weights[begin : begin + each])
+        grouped.append(group if biased else [*group[:2], None, None, *group[2:]])
+    output, last = recurrent_cells.layers(
+        cell,
+        source.transpose(0, 1) if batch_first else source,
+        first,
+        grouped,
+        dropout=dropout,
+        train=train,
+        bidirectional=bidirectional,
+    )
+    return output.transpose(0, 1) if batch_first else output, *last
+
+
+def _over_packed(
+    composite: Any, mode: int, outside: Outside, capability: Callable[[], tuple[int, int]]
+) -> Callable[..., Any]:
     def kernel(
         source: torch.Tensor, batch_sizes: torch.Tensor, states: Any, weights: Any, biased: bool, *options: Any
     ) -> Any:
-        if not _goes_to_cudnn(source):
+        if not _goes_to_cudnn(source, capability()):
             return outside(composite, source, batch_sizes, states, weights, biased, *options)
         sizes = batch_sizes.tolist()
         return _run(mode, source, states, weights, biased, *options, batch_first=False, batch_sizes=sizes)
@@ -61,10 +120,10 @@ def _over_packed(composite: Any, mode: int, outside: Outside) -> Callable[..., A
     return kernel
 
 
-def _goes_to_cudnn(source: torch.Tensor) -> bool:
-    """``cudnn_is_acceptable``, aten/src/ATen/native/TensorProperties.cpp, of a tensor on the card."""
+def _goes_to_cudnn(source: torch.Tensor, capability: tuple[int, int]) -> bool:
+    """``cudnn_is_acceptable``, native/TensorProperties.cpp, of a tensor on the card; bfloat16 from sm80 on."""
     types = [torch.float16, torch.float32, torch.float64]
-    if releases.CUDNN_RUNS_BFLOAT16_NETWORKS:
+    if releases.CUDNN_RUNS_BFLOAT16_NETWORKS and capability >= (8, 0):
         types.append(torch.bfloat16)
     return source.is_meta and source.numel() > 0 and source.dtype in types and torch.backends.cudnn.enabled
 

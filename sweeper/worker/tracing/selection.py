@@ -52,7 +52,7 @@ def _register() -> None:
     library.impl("linear", _linear)
     library.impl("softmax.int", _softmax)
     library.impl("log_softmax.int", _log_softmax)
-    for name, kernel in recurrent_selection.composites(_outside):
+    for name, kernel in recurrent_selection.composites(_outside, lambda: _compute_capability):
         library.impl(name, kernel)
     _LIBRARIES.extend((through, library))
 
