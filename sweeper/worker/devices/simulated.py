@@ -98,7 +98,7 @@ class SimulatedDevice(Device):
         with ExitStack() as stack:
             stack.enter_context(self._modules.followed())
             stack.enter_context(foreach_by_default())
-            stack.enter_context(selecting(self._compute_capability))
+            stack.enter_context(selecting(self._compute_capability, has_cudnn=self._card.vendor != "AMD"))
             stack.enter_context(self._tracer)
             yield
 

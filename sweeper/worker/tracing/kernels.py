@@ -190,8 +190,8 @@ def _sum_of_gradients(card: Card, func: OpOverload, args: Any, kwargs: Any) -> A
 _ALONE = torch.empty(1, device="meta")
 _LAST_REFERENCE = torch._C._storage_Use_Count(_ALONE.untyped_storage()._cdata)
 
-# What ``_use_count`` says in a dispatch mode of a tensor that one input buffer of the engine holds (2.6, 2.9, 2.14); one
-# that came from a node as the gradient of two inputs is held by both their buffers.
+# What ``_use_count`` says in a dispatch mode of a tensor that one input buffer of the engine holds (2.6, 2.9, 2.14); a
+# node's one gradient for two of its inputs is held by both their buffers.
 _HELD_ONCE = 4
 
 

@@ -26,20 +26,22 @@ _KEY_SET = torch._C.DispatchKeySet(_KEY)
 _LIBRARIES: list[Any] = []  # a registration ends with its library
 
 _compute_capability = (8, 0)
+_has_cudnn = True
 
 
 @contextmanager
-def selecting(compute_capability: tuple[int, int]) -> Iterator[None]:
-    """Choose kernels as on a card of ``compute_capability`` while inside."""
-    global _compute_capability
+def selecting(compute_capability: tuple[int, int], *, has_cudnn: bool = True) -> Iterator[None]:
+    """Choose kernels as on a card of ``compute_capability`` while inside; AMD's, which shares numbers, has no cuDNN."""
+    global _compute_capability, _has_cudnn
     _register()
     recurrent_selection.forget_dropout_state()
-    before, _compute_capability = _compute_capability, compute_capability
+    before = _compute_capability, _has_cudnn
+    _compute_capability, _has_cudnn = compute_capability, has_cudnn
     try:
         with dispatch_key_open(_KEY):
             yield
     finally:
-        _compute_capability = before
+        _compute_capability, _has_cudnn = before
 
 
 @cache
@@ -126,6 +128,7 @@ def _attention(
             dropout_p=dropout_p,
             is_causal=is_causal,
             compute_capability=_compute_capability,
+            has_cudnn=_has_cudnn,
         )
     if kernel == "cudnn":
         added = None if attn_mask is None else added_mask(attn_mask, query.dtype)
@@ -152,13 +155,16 @@ def attention_kernel(
     dropout_p: float,
     is_causal: bool,
     compute_capability: tuple[int, int],
+    has_cudnn: bool = True,
 ) -> AttentionKernel:
     """The first that can run, in the order of ``select_sdp_backend``, transformers/cuda/sdp_utils.cpp.
 
     For tensors of four axes and as many heads in each; what 2.14 does with one head for many queries is not known here.
     """
     inputs = (query, key, value)
-    if cudnn_attention.comes_first(*inputs, mask, dropout_p=dropout_p, compute_capability=compute_capability):
+    if has_cudnn and cudnn_attention.comes_first(
+        *inputs, mask, dropout_p=dropout_p, compute_capability=compute_capability
+    ):
         return "cudnn"
     if mask is None and flash_can_run(
         *inputs, dropout_p=dropout_p, is_causal=is_causal, compute_capability=compute_capability
