@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 
 from sweeper.allocator import CachingAllocator
 from sweeper.allocator_conf import DEFAULT_CONF, AllocatorConf
-from sweeper.trace import Replay, ReplayFailure, Trace, replay, replayed_breakdowns
+from sweeper.trace import WORKSPACE_OPERATOR, Replay, ReplayFailure, Trace, replay, replayed_breakdowns
 from sweeper.trial import Breakdown, Phase
 from sweeper.units import MIB
 
@@ -153,10 +153,11 @@ class Replays:
         return enough * _PAGE_BYTES
 
     def _live_bytes(self, size: int) -> int:
-        """The most bytes alive at once, as they were asked for."""
+        """The most bytes alive at once that the step cannot do without, as they were asked for."""
         if size not in self._live:
             trace = self._traces.at(size)
-            sizes = trace.sizes
+            spared = {n for n, label in enumerate(trace.labels) if label.operator == WORKSPACE_OPERATOR}
+            sizes = [0 if label in spared else asked for asked, label in zip(trace.sizes, trace.labels_of, strict=True)]
             changes = (sizes[event] if event >= 0 else -sizes[~event] for event in trace.events)
             self._live[size] = max(accumulate(changes), default=0)
         return self._live[size]

@@ -3,7 +3,8 @@
 Theory of operation.  A trace holds what the step asked of the allocator, not what the allocator did: allocations are
 numbered 0, 1, 2, ... in the order they were made, and the events are one list of integers in which ``n >= 0`` is
 allocation ``n`` and ``~n`` is its free.  Each allocation has its bytes as asked for (rounding is the allocator's
-affair) and a label: the operator that made it, the module it ran for, the phase, and the kind of what it holds.
+affair) and a label: the operator that made it, the module it ran for, the phase, and the kind of what it holds.  Beside
+them stand the moments at which the step had the allocator give back its cache.
 
 The memory of most models is *affine* in the batch: at every batch size the events are the same in the same order, and
 allocation ``n`` asks for ``fixed[n] + per_sample[n] * batch`` bytes, exactly.  So two traces at small batches give the
@@ -41,7 +42,8 @@ __all__ = [
 ]
 
 # 1  first version
-SCHEMA = 1
+# 2  adds empties; a trace of 1 reads as one that never empties the cache
+SCHEMA = 2
 
 # The operator of an allocation that the step can do without: a workspace, for which cuDNN has other plans.
 WORKSPACE_OPERATOR = "cudnn_workspace"
@@ -80,7 +82,10 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """One run of some training steps.  ``sizes`` are bytes as asked for, ``labels_of`` indexes ``labels``."""
+    """One run of some training steps.  ``sizes`` are bytes as asked for, ``labels_of`` indexes ``labels``.
+
+    Before event ``n``, for each ``n`` of ``empties``, the allocator gave back all that was wholly free.
+    """
 
     batch_size: int
     events: tuple[int, ...]
@@ -88,6 +93,7 @@ class Trace:
     labels: tuple[Label, ...]
     labels_of: tuple[int, ...]
     marks: tuple[Mark, ...] = ()
+    empties: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         _check_events(self.events, len(self.sizes))
@@ -95,6 +101,8 @@ class Trace:
             raise TraceError(f"{len(self.sizes)} sizes but {len(self.labels_of)} labels")
         if not all(0 <= label < len(self.labels) for label in self.labels_of):
             raise TraceError(f"a label outside the {len(self.labels)} there are")
+        if list(self.empties) != sorted(self.empties) or not all(0 <= n <= len(self.events) for n in self.empties):
+            raise TraceError("empties: expected events in their order")
 
     def label(self, allocation: int) -> Label:
         return self.labels[self.labels_of[allocation]]
@@ -119,6 +127,7 @@ class Trace:
                 "labels": [[label.operator, label.module, label.phase, label.kind] for label in self.labels],
                 "labels_of": self.labels_of,
                 "marks": [[mark.event, mark.phase, mark.step] for mark in self.marks],
+                "empties": self.empties,
             },
             separators=(",", ":"),
         )
@@ -130,11 +139,13 @@ class Trace:
             data = json.loads(text)
         except ValueError as problem:
             raise TraceError(f"not JSON: {problem}") from None
-        keys = {"schema", "batch_size", "events", "sizes", "labels", "labels_of", "marks"}
+        keys = {"schema", "batch_size", "events", "sizes", "labels", "labels_of", "marks", "empties"}
         if not isinstance(data, dict) or "schema" not in data:
             raise TraceError("no schema number")
+        if data["schema"] == 1:
+            data = {**data, "schema": 2, "empties": []}
         if data["schema"] != SCHEMA:
-            raise TraceError(f"trace of schema {data['schema']!r}; this sweeper reads {SCHEMA}")
+            raise TraceError(f"trace of schema {data['schema']!r}; this sweeper reads 1 to {SCHEMA}")
         if data.keys() != keys:
             raise TraceError(f"keys differ from the agreed ones: {', '.join(sorted(data.keys() ^ keys))}")
         return cls(
@@ -144,6 +155,7 @@ class Trace:
             labels=tuple(_label(row) for row in _rows(data["labels"], "labels")),
             labels_of=_integers(data["labels_of"], "labels_of"),
             marks=tuple(_mark(row) for row in _rows(data["marks"], "marks")),
+            empties=_integers(data["empties"], "empties"),
         )
 
 
@@ -157,6 +169,7 @@ class AffineTrace:
     labels: tuple[Label, ...]
     labels_of: tuple[int, ...]
     marks: tuple[Mark, ...]
+    empties: tuple[int, ...] = ()
 
     @classmethod
     def join(cls, first: Trace, second: Trace, *others: Trace) -> "AffineTrace":
@@ -183,6 +196,7 @@ class AffineTrace:
             labels=first.labels,
             labels_of=first.labels_of,
             marks=first.marks,
+            empties=first.empties,
         )
         for other in others:
             law.check(other)
@@ -200,6 +214,7 @@ class AffineTrace:
             labels=self.labels,
             labels_of=self.labels_of,
             marks=self.marks,
+            empties=self.empties,
         )
 
     def check(self, trace: Trace) -> None:
@@ -252,7 +267,10 @@ def replay(trace: Trace, allocator: CachingAllocator) -> Replay:
     addresses: list[int | None] = []
     held: list[int] = []
     failure = None
+    empties = frozenset(trace.empties)
     for index, event in enumerate(trace.events):
+        if index in empties:
+            allocator.empty_cache()
         if event < 0:
             if (address := addresses[~event]) is not None:
                 allocator.free(address)
@@ -339,6 +357,9 @@ def _same_events(first: Trace, second: Trace) -> None:
             f"{len(second.events)}; they are the same up to event {shorter}",
             event=shorter,
         )
+    if first.empties != second.empties:
+        event = min(set(first.empties) ^ set(second.empties), default=0)
+        raise NotAffine(f"the cache is given back at other moments, first at event {event}", event=event)
 
 
 def _differs(first: Trace, second: Trace, index: int) -> NotAffine:

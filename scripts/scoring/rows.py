@@ -42,6 +42,7 @@ class Protocol:
     backward_in_autocast: bool = False
     takes_maximum: bool = False  # torch.max(outputs) at the end, its results kept
     fused_attention: bool = True
+    cudnn_benchmark: bool = False
     steps: int = 3
 
 
@@ -193,7 +194,9 @@ def _protocol(cells: Mapping[str, str]) -> Protocol:
     }
     if "batch_fits" in cells:  # timm's benchmark.py of 2022
         arguments.setdefault("foreach", False)  # torch 1.x stepped through the parameters one by one
-        return Protocol(**common, keeps_gradients=True, backward_in_autocast=True, fused_attention=False)
+        return Protocol(
+            **common, keeps_gradients=True, backward_in_autocast=True, fused_attention=False, cudnn_benchmark=True
+        )
     zero_grad, keeps = _zero_grad(cells.get("zero_grad") or "none-before-forward")
     steps = cells.get("steps") or "4"
     return Protocol(
@@ -203,6 +206,7 @@ def _protocol(cells: Mapping[str, str]) -> Protocol:
         # torch's own recipe for fp16; the published rows in fp32 have none
         scales_gradients=common["precision"] == "amp-fp16",
         takes_maximum=cells["id"].startswith(("xmem", "cap")),
+        cudnn_benchmark=cells["id"].startswith("gmn-timm"),  # timm's train.py sets it
         steps=int(steps) if steps.isdigit() else 3,
     )
 

@@ -31,7 +31,10 @@ _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
 def take_trace(job: Job, batch: int) -> Trace:
     """The trace of ``job`` at ``batch``.  Raises ``Unsupported``, or whatever the model raises on meta tensors."""
     device = SimulatedDevice(job.card, record=True)
-    with device.session():
+    with (
+        device.session(),
+        torch.backends.cudnn.flags(enabled=True, benchmark=job.protocol.cudnn_benchmark, allow_tf32=True),
+    ):
         with device.build_context():
             workload = build(job)
             made = workload.make_batch(batch)

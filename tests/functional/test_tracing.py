@@ -502,6 +502,24 @@ def test_one_pixel_and_channels_last_transpose_nothing() -> None:
     assert convolved((8, 0), dtype=torch.float32, kernel=3, channels_last=True) == []
 
 
+def test_a_search_gives_the_cache_back_once_for_each_convolution_that_is_new() -> None:
+    traced = Traced()
+    weight, other = (meta(8, 8, size, size, grad=True) for size in (3, 5))
+    depthwise = meta(8, 1, 3, 3, grad=True)
+    source = meta(4, 8, 16, 16, grad=True)
+
+    def searches(weight: torch.Tensor, groups: int = 1) -> int:
+        before = len(traced.trace.empties)
+        result = traced.run(lambda: F.conv2d(source, weight, groups=groups))
+        traced.backward(result.sum())
+        return len(traced.trace.empties) - before
+
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True):
+        assert [searches(weight), searches(weight), searches(other), searches(depthwise, 8)] == [3, 0, 3, 0]
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False):
+        assert searches(meta(8, 8, 7, 7, grad=True)) == 0
+
+
 def test_a_refused_workspace_is_passed_over_in_the_step_and_in_its_replay() -> None:
     def step(traced: Traced) -> None:
         source, weight = meta(8, 64, 64, 64, grad=True), meta(64, 64, 3, 3, grad=True)

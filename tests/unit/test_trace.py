@@ -45,7 +45,10 @@ def traces(draw: st.DrawFn) -> Trace:
             alive.append(len(sizes))
             sizes.append(draw(st.integers(1, 30 * MIB)))
     labels_of = tuple(draw(st.integers(0, len(LABELS) - 1)) for _ in sizes)
-    return Trace(batch_size=1, events=tuple(events), sizes=tuple(sizes), labels=LABELS, labels_of=labels_of)
+    empties = tuple(sorted(draw(st.sets(st.integers(0, len(events)), max_size=3))))
+    return Trace(
+        batch_size=1, events=tuple(events), sizes=tuple(sizes), labels=LABELS, labels_of=labels_of, empties=empties
+    )
 
 
 @given(traces())
@@ -75,12 +78,38 @@ def test_the_marks_survive_json_and_say_the_phase() -> None:
         ({"labels": [["a", "b", "nowhere", "weights"]] * 3}, "nowhere"),
         ({"labels": [["a", "b"]] * 3}, "labels"),
         ({"marks": [[0, "setup"]]}, "marks"),
+        ({"empties": [6]}, "empties"),
+        ({"empties": [3, 1]}, "empties"),
+        ({"empties": ["1"]}, "empties"),
     ],
 )
 def test_what_is_no_trace_is_an_error_that_says_why(change: dict[str, object], words: str) -> None:
     data = json.loads(a_trace().to_json()) | change
     with pytest.raises(TraceError, match=words):
         Trace.from_json(json.dumps(data))
+
+
+def test_a_trace_of_the_first_schema_never_empties_the_cache() -> None:
+    data = json.loads(a_trace().to_json()) | {"schema": 1}
+    del data["empties"]
+    assert Trace.from_json(json.dumps(data)) == a_trace()
+
+
+def test_a_replay_gives_the_cache_back_where_the_step_did() -> None:
+    # 30 MiB come and go, then 40 MiB: one segment after the other, or one at a time.
+    kept = Trace(
+        batch_size=1, events=(0, ~0, 1, ~1), sizes=(30 * MIB, 40 * MIB), labels=LABELS, labels_of=(2, 2)
+    )  # fmt: skip
+    peaks = [
+        replay(dataclasses.replace(kept, empties=empties), CachingAllocator()).peak_reserved_bytes
+        for empties in [(), (0,), (1,), (2,), (3,), (4,)]
+    ]
+    assert peaks == [70 * MIB, 70 * MIB, 70 * MIB, 40 * MIB, 70 * MIB, 70 * MIB]
+
+
+def test_traces_that_give_the_cache_back_at_other_moments_are_on_no_line() -> None:
+    with pytest.raises(NotAffine, match="event 2"):
+        AffineTrace.join(a_trace(2), dataclasses.replace(a_trace(4), empties=(2,)))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}"])

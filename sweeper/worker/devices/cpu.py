@@ -4,11 +4,12 @@ Peak.  The growth of the resident set: the kernel's high-water mark (VmHWM) over
 began.  Writing 5 to /proc/self/clear_refs resets the mark, so each phase has its own.
 
 Budget.  ``RLIMIT_DATA`` at (data now + budget) makes mmap and brk fail, so that torch's own allocator says no, instead
-of the kernel's killer.  What repeats to the byte on glibc needs two settings before: one malloc arena (threads would
-make their own), and a fixed mmap threshold (it grows by itself otherwise, and freed blocks then stay in the heap).
-Thread pool and BLAS are warmed before the limit is set; their stacks and buffers are then not the trial's.  A size
-near the boundary can still go either way when an allocation outside torch lands on the last pages, which is why a
-sweep on the CPU confirms its answer.
+of the kernel's killer.  For it to repeat, glibc needs one malloc arena (threads would make their own) and a fixed mmap
+threshold (it grows by itself otherwise, and freed blocks then stay in the heap).  Thread pool and BLAS are warmed
+before the limit is set, so that their stacks and buffers are not the trial's.  What a fork inherits half empty differs
+from host to host: Python's arenas get room before (``_make_room``), and what is free in malloc's heap is charged
+(``_free_heap_bytes``).  A size near the boundary can still go either way when an allocation outside torch lands on the
+last pages, which is why a sweep on the CPU confirms its answer.
 
 Where the kernel offers none of this (macOS) the device reports it and runs without a limit it could not keep.
 """
@@ -36,6 +37,9 @@ __all__ = ["CpuDevice"]
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 _MMAP_THRESHOLD_BYTES = 64 * 1024
+_ROOM_BYTES = 4 << 20
+_SMALL_BYTES = 480  # pymalloc takes up to 512 (Objects/obmalloc.c, CPython 3.11)
+_ARENA_BYTES = 256 * 1024  # of CPython 3.9; 1 MiB since 3.10
 
 
 class CpuDevice(Device):
@@ -67,8 +71,10 @@ class CpuDevice(Device):
     def session(self) -> Iterator[None]:
         _settle_malloc()
         _warm_up()
+        kept = _make_room()
         self._start_resident = status_bytes("VmRSS") or 0
-        self._start_data = status_bytes("VmData") or 0
+        # A small tensor that lies in what was free already is the trial's too.
+        self._start_data = (status_bytes("VmData") or 0) - _free_heap_bytes()
         if sys.platform == "linux":
             hard = self._limits_before[1]
             resource.setrlimit(resource.RLIMIT_DATA, (self._start_data + self.capacity_bytes, hard))
@@ -76,6 +82,7 @@ class CpuDevice(Device):
             yield
         finally:
             self._lift_limit()
+            del kept
 
     def autocast(self, precision: Precision) -> AbstractContextManager[Any]:
         dtype = amp_dtype(precision)
@@ -121,6 +128,34 @@ def _warm_up() -> None:
     (out @ torch.zeros(out.shape[1], 256)).sum().backward()
     # Large enough to be shared out among all threads.
     torch.zeros(256, 1 << 12).exp().sum()
+
+
+def _make_room() -> list[bytes]:
+    """Leave free small blocks in Python's heap before the limit is set; keep what is returned until it is lifted.
+
+    Otherwise a trial needs an arena of 1 MiB more or less of its budget by chance.  An arena stays as long as one
+    object lives in it.
+    """
+    filled = [b"%0*d" % (_SMALL_BYTES - 64, number) for number in range(_ROOM_BYTES // _SMALL_BYTES)]
+    return filled[:: _ARENA_BYTES // _SMALL_BYTES]
+
+
+class _Mallinfo2(ctypes.Structure):
+    """mallinfo(3), glibc 2.33 and later."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in (
+        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
+    )]  # fmt: skip
+
+
+def _free_heap_bytes() -> int:
+    """What malloc has taken from the kernel and not given out; 0 where it does not say."""
+    try:
+        mallinfo2 = ctypes.CDLL(None).mallinfo2
+    except (AttributeError, OSError):
+        return 0
+    mallinfo2.restype = _Mallinfo2
+    return int(mallinfo2().fordblks)
 
 
 def _cpu_name() -> str:

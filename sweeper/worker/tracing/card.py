@@ -21,6 +21,9 @@ class Card(Protocol):
     def keep(self, size: int, operator: str) -> int:
         """Take ``size`` bytes that no tensor stands for and nobody gives back; returns their number."""
 
+    def empty_cache(self) -> None:
+        """Have the allocator give back what is wholly free."""
+
     def stores_gradient(self) -> bool:
         """Is autograd, just now, keeping a gradient as some parameter's ``.grad``?"""
 

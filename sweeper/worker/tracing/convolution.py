@@ -5,7 +5,7 @@ cuda/DepthwiseConv2d.cu.
 The meta kernel of ``convolution`` chooses the contiguous layout always, and imports sympy to do so; these functions
 take its place.
 
-Workspaces are ``cudnn.workspace_bytes``, taken in backward; what is known and not known of them stands there.
+Workspaces and searches are ``cudnn.Plans``; what is known and not known of them stands there.
 """
 
 from collections.abc import Callable
@@ -19,10 +19,12 @@ from sweeper.worker.tracing.card import Card
 
 __all__ = ["backward", "copy_into", "forward"]
 
+Run = Callable[[Card, cudnn.Direction, cudnn.Convolution], None]
+
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
-def forward(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
+def forward(card: Card, func: OpOverload, args: Any, kwargs: Any, plans: cudnn.Plans) -> Any:
     """The input is copied into cuDNN's layout before the result is made, the weight after."""
     source, weight = args[0], args[1]
     if not source.is_meta:
@@ -33,6 +35,8 @@ def forward(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
     result = torch.empty(shape, dtype=source.dtype, device="meta", memory_format=layout)
     card.announce_result(result, func)
     give_back_weight = copy_into(card, weight, layout, func)
+    if not _is_depthwise(source, weight, layout, args[3:9]):
+        plans.run(card, "forward", cudnn.Convolution(source, weight, result, layout, tuple(args[3:9])))
     give_back_weight()
     give_back_source()
     return result
@@ -59,13 +63,12 @@ def backward(
     func: OpOverload,
     args: Any,
     kwargs: Any,
-    plans: cudnn.Plans | None = None,
+    plans: cudnn.Plans,
     processors: reductions.Processors | None = None,
 ) -> Any:
     """Gradients of input, weight and bias, in this order, each only if asked for.
 
-    Without ``plans`` no workspace; without ``processors`` no scratch for the bias's sum, which is of the gradient as
-    it came.
+    Without ``processors`` no scratch for the bias's sum, which is of the gradient as it came.
 
     ``convolution_backward`` and ``cudnn_convolution_backward``.  A gradient in another layout is copied once and for
     all; one that is a slice of a larger tensor, each time that it is read.
@@ -80,15 +83,16 @@ def backward(
     if _suggested(gradient) != layout:
         give_back_gradient = card.scratch(gradient.numel() * gradient.element_size(), _name(func))
         gradient = torch.empty(gradient.shape, dtype=gradient.dtype, device="meta", memory_format=layout)
-    depthwise = _is_depthwise(source, weight, layout, args)
-    workspace = 0 if plans is None or depthwise else plans.workspace_bytes(source, weight, gradient, layout)
+    depthwise = _is_depthwise(source, weight, layout, args[4:10])
+    asked = cudnn.Convolution(source, weight, gradient, layout, tuple(args[4:10]))
+    run = _no_plan if depthwise else plans.run
     results: list[torch.Tensor | None] = [None, None, None]
     parts = (_input_gradient, _weight_gradient)
     # conv_depthwise2d_backward_cuda makes the weight's gradient first.
     order = (1, 0) if depthwise else (0, 1)
     for place in order:
         if wanted[place]:
-            results[place] = parts[place](card, func, gradient, source, weight, layout, workspace)
+            results[place] = parts[place](card, func, asked, run)
     give_back_gradient()
     give_back_source()
     if wanted[2]:
@@ -99,39 +103,25 @@ def backward(
     return tuple(results)
 
 
-def _input_gradient(
-    card: Card,
-    func: OpOverload,
-    gradient: torch.Tensor,
-    source: torch.Tensor,
-    weight: torch.Tensor,
-    layout: torch.memory_format,
-    workspace: int,
-) -> torch.Tensor:
+def _input_gradient(card: Card, func: OpOverload, asked: cudnn.Convolution, run: Run) -> torch.Tensor:
     """``cudnn_convolution_backward_input``: the result, then copies of what is not in the layout."""
+    source, layout = asked.source, asked.layout
     result = torch.empty(source.shape, dtype=source.dtype, device="meta", memory_format=layout)
     card.announce_result(result, func)
-    copies = [copy_into(card, tensor, layout, func) for tensor in (gradient, weight)]
-    cudnn.take(card, workspace)
+    copies = [copy_into(card, tensor, layout, func) for tensor in (asked.result, asked.weight)]
+    run(card, "input", asked)
     for give_back in reversed(copies):
         give_back()
     return result
 
 
-def _weight_gradient(
-    card: Card,
-    func: OpOverload,
-    gradient: torch.Tensor,
-    source: torch.Tensor,
-    weight: torch.Tensor,
-    layout: torch.memory_format,
-    workspace: int,
-) -> torch.Tensor:
+def _weight_gradient(card: Card, func: OpOverload, asked: cudnn.Convolution, run: Run) -> torch.Tensor:
     """``cudnn_convolution_backward_weight``: the copy first, then the result."""
-    give_back = copy_into(card, gradient, layout, func)
+    weight, layout = asked.weight, asked.layout
+    give_back = copy_into(card, asked.result, layout, func)
     result = torch.empty(weight.shape, dtype=weight.dtype, device="meta", memory_format=layout)
     card.announce_result(result, func)
-    cudnn.take(card, workspace)
+    run(card, "weight", asked)
     give_back()
     return result
 
@@ -167,9 +157,9 @@ def _suggested(tensor: torch.Tensor) -> torch.memory_format:
     return layout
 
 
-def _is_depthwise(source: torch.Tensor, weight: torch.Tensor, layout: torch.memory_format, args: Any) -> bool:
+def _is_depthwise(source: torch.Tensor, weight: torch.Tensor, layout: torch.memory_format, geometry: Any) -> bool:
     """Does PyTorch's own depthwise kernel run?  ``is_depthwise`` and ``use_cudnn_depthwise``, Convolution.cpp."""
-    stride, dilation, transposed, groups = args[4], args[6], args[7], args[9]
+    stride, _, dilation, transposed, _, groups = geometry
     channels = source.shape[1]
     if transposed or groups == 1 or groups != channels or weight.shape[0] % channels or source.dim() not in (4, 5):
         return False
@@ -218,3 +208,7 @@ def _name(func: OpOverload) -> str:
 
 def _nothing() -> None:
     return None
+
+
+def _no_plan(card: Card, direction: cudnn.Direction, asked: cudnn.Convolution) -> None:
+    """PyTorch's own kernels ask cuDNN for none."""

@@ -16,18 +16,22 @@ seeing that it made those rows worse (xmem).  For 16-bit types there is no evide
 RTX 3090 as many were told right without.  In forward the same copies made the peaks worse: plans that transpose nothing
 win there, or their copies fit in what is cached anyway.
 
+With ``torch.backends.cudnn.benchmark`` each convolution that is new to the process is searched for first, and the
+allocator's cache is given back after the search, so what earlier layers left free is not there for later ones.
+
 Not known: the plans themselves, so single layers can be far off; Winograd and FFT plans; the workspace of depthwise
-convolutions that cuDNN runs; what ``cudnn.benchmark`` takes while it searches.
+convolutions that cuDNN runs; what a search takes while it lasts (as much as there is, at most).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 
 from sweeper.trace import WORKSPACE_OPERATOR
 from sweeper.worker.tracing.card import Card
 
-__all__ = ["Plans", "take"]
+__all__ = ["Convolution", "Plans"]
 
 # Cards whose TF32 on tensor cores outruns their plain fp32: the datacentre parts, 8 times and more.  On GeForce cards
 # of 8.6 and 8.9 the two rates are equal (RTX 3080: 29.8 and 29.8 TFLOPS in NVIDIA's "Ampere GA102 GPU architecture"
@@ -36,19 +40,51 @@ __all__ = ["Plans", "take"]
 _FAST_TF32 = ((8, 0), (9, 0), (10, 0), (10, 3))
 
 
+Direction = Literal["forward", "input", "weight"]
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """What cuDNN is asked to run.  ``result`` is the result or its gradient; all three are in ``layout`` by then."""
+
+    source: torch.Tensor
+    weight: torch.Tensor
+    result: torch.Tensor
+    layout: torch.memory_format
+    geometry: tuple[object, ...]  # stride, padding, dilation, transposed, output padding, groups
+
+    def question(self, direction: Direction) -> tuple[object, ...]:
+        """What cuDNN's plan depends on."""
+        shapes = tuple(self.source.shape), tuple(self.weight.shape)
+        return direction, self.source.dtype, *shapes, self.layout, *map(str, self.geometry)
+
+
 @dataclass(frozen=True, slots=True)
 class Plans:
-    """The plans of a card of ``compute_capability``."""
+    """The plans of one process on a card of ``compute_capability``; without ``workspaces`` none takes any."""
 
     compute_capability: tuple[int, int]
+    workspaces: bool = True
+    _searched: set[tuple[object, ...]] = field(default_factory=set)
 
-    def workspace_bytes(
-        self, source: torch.Tensor, weight: torch.Tensor, gradient: torch.Tensor, layout: torch.memory_format
-    ) -> int:
+    def run(self, card: Card, direction: Direction, asked: Convolution) -> None:
+        """The forward, or one of the two gradients: a search if it is new, then the plan with its workspace.
+
+        ``findAlgorithm`` of Conv_v7.cpp and ``get_plans_from_find`` of Conv_v8.cpp, aten/src/ATen/native/cudnn: the
+        cache is given back after a search, whose own workspace would stay otherwise.
+        """
+        if torch.backends.cudnn.benchmark and (question := asked.question(direction)) not in self._searched:
+            self._searched.add(question)
+            card.empty_cache()
+        if direction != "forward" and self.workspaces:
+            _take(card, self._workspace_bytes(asked))
+
+    def _workspace_bytes(self, asked: Convolution) -> int:
         """Bytes for either gradient, of the input or of the weight."""
-        if layout != torch.contiguous_format or not self._on_tensor_cores(source.dtype) or _is_one_pixel(weight):
+        source, weight = asked.source, asked.weight
+        if asked.layout != torch.contiguous_format or not self._on_tensor_cores(source.dtype) or _is_one_pixel(weight):
             return 0
-        return (source.numel() + gradient.numel() + weight.numel()) * source.element_size()
+        return (source.numel() + asked.result.numel() + weight.numel()) * source.element_size()
 
     def _on_tensor_cores(self, dtype: torch.dtype) -> bool:
         if dtype == torch.float16:
@@ -59,7 +95,7 @@ class Plans:
         return dtype == torch.float32 and self.compute_capability in _FAST_TF32 and torch.backends.cudnn.allow_tf32
 
 
-def take(card: Card, size: int) -> None:
+def _take(card: Card, size: int) -> None:
     """Take ``size`` bytes and give them back; a plan whose workspace is refused is passed over for one with none.
 
     ``try_plans`` and ``try_configs``, aten/src/ATen/native/cudnn/Conv_v8.cpp: out of memory is caught and the next

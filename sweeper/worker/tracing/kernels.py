@@ -49,7 +49,7 @@ def cublas_workspace_bytes(compute_capability: tuple[int, int]) -> int:
 class CudaKernels:
     """The rules for one trial on a card of ``compute_capability``.
 
-    Without ``multiprocessors``, their number, reductions take no scratch.  Without ``cudnn_workspaces`` convolutions
+    Without ``multiprocessors``, their number, reductions take no scratch.  Without ``cudnn_workspaces`` cuDNN's plans
     take no workspace: what is left is what PyTorch itself allocates.
     """
 
@@ -57,7 +57,7 @@ class CudaKernels:
         self, compute_capability: tuple[int, int], *, multiprocessors: int | None = None, cudnn_workspaces: bool = True
     ) -> None:
         self._processors = reductions.Processors.of(multiprocessors, compute_capability) if multiprocessors else None
-        self._plans = cudnn.Plans(compute_capability) if cudnn_workspaces else None
+        self._plans = cudnn.Plans(compute_capability, workspaces=cudnn_workspaces)
         self._cublas_bytes = cublas_workspace_bytes(compute_capability)
         self._cublas_handles: set[bool] = set()  # False: the forward's thread; True: autograd's
         self._cublaslt_handles: set[bool] = set()
@@ -67,7 +67,9 @@ class CudaKernels:
         if func.overloadpacket in _MATRIX_PRODUCTS:
             return self._matrix_product
         if func is aten.convolution_backward.default:
-            return self._convolution_backward
+            return partial(convolution.backward, plans=self._plans, processors=self._processors)
+        if func is aten.convolution.default:
+            return partial(convolution.forward, plans=self._plans)
         if func is aten.native_layer_norm_backward.default:
             return partial(_native_layer_norm_backward, self._processors)
         if func in reductions.OPERATORS and self._processors is not None:
@@ -75,9 +77,6 @@ class CudaKernels:
         if func._schema.name.startswith("aten::_foreach_") and not func._schema.returns:
             return _foreach_in_place
         return _KERNELS.get(func)
-
-    def _convolution_backward(self, card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
-        return convolution.backward(card, func, args, kwargs, self._plans, self._processors)
 
     def _matrix_product(self, card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
         """The first product in a thread makes a cuBLAS handle, whose workspace is taken after the result and kept.
@@ -314,7 +313,6 @@ _KERNELS: dict[OpOverload, Kernel] = {
     aten.hardtanh.default: pointwise.unary,
     aten.add.Tensor: _sum_of_gradients,
     aten.detach.default: _detach,
-    aten.convolution.default: convolution.forward,
     aten.native_dropout.default: pointwise.dropout,
     aten.native_dropout_backward.default: pointwise.dropout_backward,
     aten.native_layer_norm.default: _native_layer_norm,

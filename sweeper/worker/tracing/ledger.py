@@ -40,6 +40,7 @@ class Ledger:
         self._labels: dict[LabelKey, int] = {}
         self._keys: list[LabelKey] = []  # the same, by number
         self._marks: list[Mark] = []
+        self._empties: list[int] = []
 
     def allocate(self, size: int, operator: str, module: str, phase: Phase, kind: Kind) -> int:
         """Take ``size`` bytes, at least 1.  Raises ``SimulatedOutOfMemory``, and then nothing has changed."""
@@ -63,6 +64,11 @@ class Ledger:
             self.relabel(number, "workspace")
         self._events.append(~number)
         self.allocator.free(self._addresses[number])
+
+    def empty_cache(self) -> None:
+        """Have the allocator give back what is wholly free, as the next event finds it."""
+        self._empties.append(len(self._events))
+        self.allocator.empty_cache()
 
     def relabel(self, number: int, kind: Kind) -> None:
         """Say what an allocation turned out to hold: a gradient is known only when autograd stores it."""
@@ -89,6 +95,7 @@ class Ledger:
             labels=tuple(Label(*key) for key in self._keys),
             labels_of=tuple(self._labels_of),
             marks=tuple(self._marks),
+            empties=tuple(self._empties),
         )
 
     def _label(self, key: LabelKey) -> int:

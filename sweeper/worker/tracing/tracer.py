@@ -84,6 +84,10 @@ class Tracer(TorchDispatchMode):
         """Take ``size`` bytes that no tensor stands for and nobody gives back; returns their number."""
         return self._ledger.allocate(size, operator, self._module(), self.phase, "workspace")
 
+    def empty_cache(self) -> None:
+        """Have the allocator give back what is wholly free."""
+        self._ledger.empty_cache()
+
     def announce_result(self, result: Any, func: OpOverload) -> None:
         """Count ``result`` now, before what its kernel takes next."""
         self._announce_results(result, self._operators[func].name)
