@@ -13,7 +13,7 @@ from sweeper.trace import AffineTrace, Trace
 from sweeper.trial import Precision
 from sweeper.worker.devices.simulated import SimulatedDevice
 from sweeper.worker.tracing import releases
-from sweeper.worker.tracing.recurrent import MODES, Network, flattened, places_of
+from sweeper.worker.tracing.recurrent_weights import MODES, Network, flattened, places_of
 from sweeper.worker.tracing.reductions import Processors, blocks_of_rows
 
 _KINDS: tuple[Any, ...] = (nn.RNN, nn.LSTM, nn.GRU)

@@ -24,7 +24,7 @@ from sweeper.worker.tracing import (
     SimulatedOutOfMemory,
     Tracer,
     foreach_by_default,
-    recurrent,
+    recurrent_weights,
 )
 from sweeper.worker.tracing.autocast import casting
 from sweeper.worker.tracing.kernels import CudaKernels
@@ -132,7 +132,7 @@ class SimulatedDevice(Device):
             self._tracer.announce(space, "_cudnn_rnn_flatten_weight", path, "weights")
 
         with self._tracer.paused():
-            recurrent.flatten(module, announce)
+            recurrent_weights.flatten(module, announce)
 
     def place_batch(self, batch: Any) -> Any:
         return map_tensors(batch, self._placed_input)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from sweeper.worker.tracing import recurrent, recurrent_cells, releases
+from sweeper.worker.tracing import recurrent_cells, recurrent_weights, releases
 
 __all__ = ["cast_and_flatten", "composites", "forget_dropout_state"]
 
@@ -38,8 +38,8 @@ def composites(outside: Outside, capability: Callable[[], tuple[int, int]]) -> I
     """
     for name, mode in _COMPOSITES.items():
         packet = getattr(aten, name)
-        yield f"{name}.input", _over_sequences(packet.input, recurrent.MODES[mode], outside, capability)
-        yield f"{name}.data", _over_packed(packet.data, recurrent.MODES[mode], outside, capability)
+        yield f"{name}.input", _over_sequences(packet.input, recurrent_weights.MODES[mode], outside, capability)
+        yield f"{name}.data", _over_packed(packet.data, recurrent_weights.MODES[mode], outside, capability)
     yield "lstm_cell", _one_cell(aten.lstm_cell.default, recurrent_cells.lstm_cell, outside)
     yield "gru_cell", _one_cell(aten.gru_cell.default, recurrent_cells.gru_cell, outside)
 
@@ -56,8 +56,8 @@ def _one_cell(composite: Any, cell: recurrent_cells.Cell, outside: Outside) -> C
 
 
 _CELLS: dict[int, recurrent_cells.Cell] = {
-    recurrent.MODES["LSTM"]: recurrent_cells.lstm_cell,
-    recurrent.MODES["GRU"]: recurrent_cells.gru_cell,
+    recurrent_weights.MODES["LSTM"]: recurrent_cells.lstm_cell,
+    recurrent_weights.MODES["GRU"]: recurrent_cells.gru_cell,
 }
 
 
@@ -146,7 +146,7 @@ def _run(
     hidden, cell = states if isinstance(states, list | tuple) else (states, None)
     width = cell.shape[2] if cell is not None else hidden.shape[2]
     projection = hidden.shape[2] if hidden.shape[2] != width else 0
-    network = recurrent.Network(
+    network = recurrent_weights.Network(
         mode=mode,
         input=source.shape[-1],
         hidden=width,
@@ -155,7 +155,7 @@ def _run(
         directions=2 if bidirectional else 1,
     )
     each = len(weights) // (layers * network.directions)
-    space = recurrent.flattened(weights, network, each)
+    space = recurrent_weights.flattened(weights, network, each)
     state = _state_of_dropout() if train and dropout > 0 else _dropout_state
     output, last, last_cell, *_ = aten._cudnn_rnn.default(
         source, weights, each, space, hidden, cell, mode, width, projection, layers, batch_first, dropout, train,
@@ -182,7 +182,7 @@ def cast_and_flatten(cast: Callable[[Any], Any], eligible: Callable[[torch.Tenso
     source, weights, each, space, hidden, cell, mode, width, projection, layers, *rest = args
     sample = weights[0] if space is None else space
     if eligible(sample) and sample.dtype != torch.float16:
-        network = recurrent.Network(
+        network = recurrent_weights.Network(
             mode=mode,
             input=source.shape[-1],
             hidden=width,
@@ -191,7 +191,7 @@ def cast_and_flatten(cast: Callable[[Any], Any], eligible: Callable[[torch.Tenso
             directions=2 if rest[3] else 1,
         )
         space = torch.zeros(network.weight_elements(), dtype=torch.float16, device="meta")
-        places = recurrent.places_of(network, each)
+        places = recurrent_weights.places_of(network, each)
         weights = [_copied(weight, space, *place) for weight, place in zip(weights, places, strict=True)]
     cell = cast(cell)
     hidden = cast(hidden)
@@ -200,5 +200,5 @@ def cast_and_flatten(cast: Callable[[Any], Any], eligible: Callable[[torch.Tenso
 
 
 def _copied(weight: torch.Tensor, space: torch.Tensor, offset: int, elements: int) -> torch.Tensor:
-    part = recurrent.part_of(space.untyped_storage(), space.dtype, offset, (elements, 1))
+    part = recurrent_weights.part_of(space.untyped_storage(), space.dtype, offset, (elements, 1))
     return part.copy_(weight.view_as(part))
