@@ -38,16 +38,18 @@ _WIDTH, _CLASSES, _TIME, _BATCH = 48, 24, 10, 4
 
 
 class Tagger(nn.Module):
-    """A recurrent network over vectors, a class for each time step."""
+    """A recurrent network over vectors, a class for each time step; ``anew`` flattens its weights in every forward."""
 
-    def __init__(self, network: Callable[..., nn.RNNBase], packed: bool, options: dict[str, Any]) -> None:
+    def __init__(self, network: Callable[..., nn.RNNBase], packed: bool, anew: bool, options: dict[str, Any]) -> None:
         super().__init__()
         self.network = network(_WIDTH, 32, **options)
-        self.packed = packed
+        self.packed, self.anew = packed, anew
         directions = 2 if self.network.bidirectional else 1
         self.head = nn.Linear(directions * (self.network.proj_size or 32), _CLASSES)
 
     def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        if self.anew:
+            self.network.flatten_parameters()
         batch_first = self.network.batch_first
         if batch_first:
             vectors = vectors.transpose(0, 1).contiguous()
@@ -111,8 +113,10 @@ class Job:
         return f"{self.name}-{self.precision}-{self.mode}-{self.capability}"
 
 
-def tagger(network: Callable[..., nn.RNNBase], *, packed: bool = False, **options: Any) -> Callable[[], nn.Module]:
-    return lambda: Tagger(network, packed, options)
+def tagger(
+    network: Callable[..., nn.RNNBase], *, packed: bool = False, anew: bool = False, **options: Any
+) -> Callable[[], nn.Module]:
+    return lambda: Tagger(network, packed, anew, options)
 
 
 def attention(mask: str = "none", dropout: float = 0.0) -> Callable[[], nn.Module]:
@@ -128,6 +132,7 @@ JOBS = [
     Job("unbiased", tagger(nn.GRU, bias=False, bidirectional=True)),
     Job("projected", tagger(nn.LSTM, proj_size=16, num_layers=2)),
     Job("projected-unbiased", tagger(nn.LSTM, proj_size=16, bias=False)),
+    *(Job("flattened-anew", tagger(nn.LSTM, anew=True), precision) for precision in ("fp32", "amp-fp16", "bf16")),
     Job("packed", tagger(nn.LSTM, packed=True)),
     Job("packed-deep", tagger(nn.GRU, packed=True, **_DEEP)),
     Job("inference", tagger(nn.LSTM), mode="inference"),

@@ -6,6 +6,7 @@ allocation; ``sweeper.allocator`` decides, and refuses when the card would.  No 
 """
 
 import os
+import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, ClassVar
@@ -128,11 +129,21 @@ class SimulatedDevice(Device):
         return model
 
     def _flatten(self, module: nn.RNNBase, path: str) -> None:
+        """Now, as in ``nn.Module.to``, and whenever the model itself asks for it, as some do in every forward."""
+
         def announce(space: torch.Tensor) -> None:
             self._tracer.announce(space, "_cudnn_rnn_flatten_weight", path, "weights")
 
-        with self._tracer.paused():
-            recurrent_weights.flatten(module, announce)
+        kept = weakref.ref(module)  # or the model would hold itself, and its weights outlive it
+
+        def flatten_parameters() -> None:
+            if (alive := kept()) is not None:
+                with self._tracer.paused():
+                    recurrent_weights.flatten(alive, announce)
+
+        module._init_flat_weights()  # still names the tensors from before the move
+        flatten_parameters()
+        module.flatten_parameters = flatten_parameters  # type: ignore[method-assign]
 
     def place_batch(self, batch: Any) -> Any:
         return map_tensors(batch, self._placed_input)

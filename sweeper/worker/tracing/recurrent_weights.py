@@ -6,8 +6,6 @@ known exactly: ``get_parameters``, aten/src/ATen/native/cudnn/RNN.cpp.  When a m
 parameters become views of one such buffer (``flatten_parameters``, torch/nn/modules/rnn.py).
 
 ``Network`` also answers for the sizes that are cuDNN's own, which are estimates; ``recurrent`` says what they rest on.
-
-Not known: models that call ``flatten_parameters`` in their forward, which on the card makes the buffer anew each time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -111,17 +109,18 @@ def part_of(storage: torch.UntypedStorage, dtype: torch.dtype, offset: int, shap
 
 
 def flatten(module: nn.RNNBase, announce: Callable[[torch.Tensor], None]) -> None:
-    """Make the parameters of ``module`` views of one buffer, as ``flatten_parameters`` does on the card.
+    """Make the parameters of ``module`` views of a new buffer, as ``flatten_parameters`` does on the card.
 
-    ``announce`` is told of the buffer before the parameters leave where they were.  Parameters in bfloat16 stay there:
+    ``announce`` is told of the buffer before the parameters leave where they were, which may be such a buffer already.
+     Parameters in bfloat16 stay there:
     ``torch.backends.cudnn.is_acceptable`` does not know the type.
     """
-    module._init_flat_weights()
     parameters: list[torch.Tensor] = [weight for weight in module._flat_weights if weight is not None]
     types = {parameter.dtype for parameter in parameters}
     if types not in ({torch.float16}, {torch.float32}, {torch.float64}) or not torch.backends.cudnn.enabled:
         return
-    if len({parameter.untyped_storage()._cdata for parameter in parameters}) != len(parameters):
+    places = {(parameter.untyped_storage()._cdata, parameter.storage_offset()) for parameter in parameters}
+    if len(places) != len(parameters):
         return
     network = Network(
         mode=MODES[module.mode],
