@@ -26,7 +26,10 @@ _LISTING = "`sweep cards` lists them; a size such as 24GiB is a card too"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """One GPU.  ``compute_capability`` is ``major.minor``; bandwidth is bytes a second, None where not looked up."""
+    """One GPU.  ``compute_capability`` is ``major.minor``; bandwidth is bytes a second, None where not looked up.
+
+    ``multiprocessors`` is None for AMD's, whose reductions are planned otherwise.
+    """
 
     name: str
     label: str  # as the driver prints it
@@ -34,6 +37,7 @@ class Card:
     total_source: str
     compute_capability: str
     architecture: str
+    multiprocessors: int | None
     context_bytes: int
     context_source: str
     memory_bandwidth_bytes_per_s: int | None
@@ -130,6 +134,20 @@ _AMD: tuple[_Row, ...] = (
     ("mi300x", "AMD Instinct MI300X", _gib(191.98), _MESSAGE, "9.4", "CDNA 3", "AMD", 5300),
 )  # fmt: skip
 
+# Multiprocessors that CUDA sees: NVIDIA's data sheets and the white papers of Pascal (GP100), Volta (GV100), Turing
+# (TU102), Ampere (GA100, GA102), Ada (AD102), Hopper (GH100) and Blackwell (GB202), or their CUDA cores divided by
+# those of one (64 on 6.0 to 8.0, 128 on 6.1 and from 8.6 on).
+_MULTIPROCESSORS = {
+    "gtx1080ti": 28, "p100-16gb": 56, "v100-16gb": 80, "v100-32gb": 80, "gtx1650": 14, "rtx2060": 30, "rtx2080ti": 68,
+    "titan-rtx": 72, "t4": 40, "a100-40gb": 108, "a100-pcie-40gb": 108, "a100-80gb": 108, "a30": 56, "a10": 72,
+    "a40": 84, "rtxa4000": 48, "rtxa5000": 64, "rtxa6000": 84, "rtx3050-laptop": 16, "rtx3060": 28, "rtx3060ti": 38,
+    "rtx3070": 46, "rtx3070ti": 48, "rtx3080-10gb": 68, "rtx3080-12gb": 70, "rtx3080ti": 80, "rtx3090": 82, "l4": 58,
+    "l40s": 142, "rtx6000ada": 142, "rtx4060": 24, "rtx4060-laptop": 24, "rtx4060ti-8gb": 34, "rtx4060ti-16gb": 34,
+    "rtx4070": 46, "rtx4070ti": 60, "rtx4080": 76, "rtx4080super": 80, "rtx4090": 128, "h100": 132, "h100-nvl": 132,
+    "h200": 132, "b200": 148, "rtx5060ti-8gb": 36, "rtx5060ti-16gb": 36, "rtx5070": 48, "rtx5070ti": 70, "rtx5080": 84,
+    "rtx5090": 170, "rtxpro6000": 188,
+}  # fmt: skip
+
 
 def _card(row: _Row, vendor: str) -> Card:
     name, label, total, seen, capability, architecture, context, gigabytes_per_s = row
@@ -141,6 +159,7 @@ def _card(row: _Row, vendor: str) -> Card:
         total_source=seen,
         compute_capability=capability,
         architecture=architecture,
+        multiprocessors=_MULTIPROCESSORS[name] if vendor == "NVIDIA" else None,
         context_bytes=context_bytes,
         context_source=context_source,
         memory_bandwidth_bytes_per_s=gigabytes_per_s * 10**9 if gigabytes_per_s is not None else None,
@@ -159,9 +178,9 @@ def card(name: str) -> Card:
     """Return the card that ``name`` means: a name, a label or part of one, in any case and spacing, or a size.
 
     ``RTX 4060``, ``4060`` and ``NVIDIA GeForce RTX 4060`` are all ``rtx4060``.  ``24GiB`` is a card of that total
-    (a unit is needed: ``4060`` is a name) with the capability of Ada Lovelace and the context of the RTX 3090, or an
-    eighth of the total on a small one.  Raises ``UsageError`` when several are meant (``a100``), and ``UnknownName``
-    with the close names when none is.
+    (a unit is needed: ``4060`` is a name) with the capability of Ada Lovelace, as many multiprocessors as the Ada card
+    of the nearest total, and the context of the RTX 3090, or an eighth of the total on a small one.  Raises
+    ``UsageError`` when several are meant (``a100``), and ``UnknownName`` with the close names when none is.
     """
     known = cards()
     if name in known:
@@ -186,6 +205,10 @@ def _of_size(text: str) -> Card:
         total_source="as asked",
         compute_capability="8.9",
         architecture="Ada Lovelace (assumed)",
+        multiprocessors=min(
+            (entry for entry in cards().values() if entry.architecture == "Ada Lovelace"),
+            key=lambda entry: abs(entry.total_bytes - total),
+        ).multiprocessors,
         context_bytes=min(context, total // 8),
         context_source="estimated: as the RTX 3090 and 4090, at most an eighth of the card",
         memory_bandwidth_bytes_per_s=None,

@@ -11,11 +11,12 @@ errors, what NVML tells, what a fork may do, what comes back when a process dies
 What is not: values (kernels leave memory as it was, so losses mean nothing and an operator whose output size depends on
 values gets a nonsense size), time, the workspaces of the real cuBLAS and cuDNN (only the knobs), the bytes of a real
 context.  Not there, and refused with "not supported": CUDA graphs, expandable segments, ``cudaMallocAsync``, sharing
-of CUDA tensors between processes, cuDNN's recurrent networks.  One card only.
+of CUDA tensors between processes, cuDNN's CTC loss.  One card only.
 
     card      the card's memory in a file               calls     driver, context, errors, planned failures
     memory    cudaMalloc, copies                        device    properties
     streams   streams, events, launches                 cublas, cudnn, driver, nvml    the other libraries
+    recurrent cuDNN's recurrent networks
     stubs     what is left of torch's imports           build     compiles it all
     hold      the other process on the card             forked    a process for each test's program
 """

@@ -26,7 +26,7 @@ __all__ = ["CUDA_VERSIONS", "Failure", "Rig", "RigUnavailable", "build", "torch_
 CUDA_VERSIONS = ("12", "13")  # of torch's build; run on 12.4 (torch 2.6.0), 12.8 (2.9.1) and 13.0 (2.14.1)
 
 _HERE = Path(__file__).parent
-_RUNTIME = ("calls", "card", "memory", "device", "streams", "cublas", "cudnn")
+_RUNTIME = ("calls", "card", "memory", "device", "streams", "cublas", "cudnn", "recurrent")
 _TORCH_LIBRARIES = ("libtorch_cuda", "libc10_cuda", "libtorch_python", "libtorch_cuda_linalg")
 # Read from files: importing torch takes seconds and would tell no more.
 _LOOK = """

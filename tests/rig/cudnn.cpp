@@ -50,8 +50,9 @@ int64_t offer_engines(int64_t room, void *elements) {
   return elements == nullptr ? offered : std::min(room, offered);
 }
 
-int64_t one_number(int64_t value, void *elements) {
-  if (elements != nullptr) *static_cast<int64_t *>(elements) = value;
+template <typename Number = int64_t>
+int64_t one_number(Number value, void *elements) {
+  if (elements != nullptr) *static_cast<Number *>(elements) = value;
   return 1;
 }
 
@@ -110,6 +111,10 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t descriptor, cudn
   int64_t found = 0;
   switch (name) {
     case CUDNN_ATTR_ENGINEHEUR_RESULTS: found = offer_engines(room, elements); break;
+#if CUDNN_VERSION >= 90200
+    case CUDNN_ATTR_ENGINECFG_SHARED_MEMORY_USED: found = one_number<int32_t>(0, elements); break;
+    case CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE:
+#endif
     case CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE:
       found = one_number(workspaces().at(own(descriptor)->place), elements);
       break;

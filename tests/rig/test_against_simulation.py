@@ -4,10 +4,9 @@ The stand-in runtime runs PyTorch's own CUDA operators, autograd and allocator, 
 that PyTorch allocates by itself.  Only the order of frees that follow one another directly is left open: autocast's
 cache is a hash table, and the frees of one moment do not change where anything goes.
 
-Differences that are known, and why their cases are not here: ``nn.MultiheadAttention`` and
-``nn.TransformerEncoderLayer`` in evaluation without gradients take a fused "fast path" on CUDA (equal peaks in
-ViT-B/16, 0.3 % apart in a tiny transformer); sums over very many rows take a scratch buffer that depends on the number
-of multiprocessors.
+What sums over very many elements take as scratch depends on the number of multiprocessors and not on the batch in a
+straight line, so predictions leave it out; here it is counted (``reductions=True``).  Known to differ, and held to
+peaks instead: ``nn.MultiheadAttention`` in evaluation without gradients (``OTHER_PATH``).
 """
 
 import json
@@ -22,9 +21,10 @@ from typing import Any
 import pytest
 import torch
 
+from sweeper.cards import card
 from sweeper.worker.devices.simulated import SimulatedDevice
 from tests.rig.build import Rig
-from tests.rig.jobs import JOBS, Job, train
+from tests.rig.jobs import JOBS, OTHER_PATH, Job, train
 
 pytestmark = pytest.mark.rig
 
@@ -57,10 +57,11 @@ def main() -> None:
     """Import torch once, then a forked child for each job: ``python -m tests.rig.test_against_simulation FOLDER``."""
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
-    for job in JOBS:
+    for job in (*JOBS, *OTHER_PATH):
         child = os.fork()
         if child == 0:
             os.environ["RIG_CC"] = str(job.capability)
+            os.environ["RIG_MULTIPROCESSORS"] = str(card(_CARDS[job.capability]).multiprocessors)
             try:
                 record_on_cuda(job, folder / f"{job}.json")
             except Exception:
@@ -95,11 +96,8 @@ def ordered(events: list[int], sizes: list[int]) -> Iterator[tuple[int, int]]:
 
 @pytest.mark.parametrize("job", JOBS, ids=str)
 def test_the_simulation_allocates_what_cuda_allocates_in_the_same_order(job: Job, recorded: Path) -> None:
-    failure = recorded / f"{job}.error"
-    assert not failure.exists(), failure.read_text()
-    truth: dict[str, Any] = json.loads((recorded / f"{job}.json").read_text())
-    device = SimulatedDevice(_CARDS[job.capability], record=True, cudnn_workspaces=False)
-    train(job, device)
+    truth = history(job, recorded)
+    device = simulated(job)
     trace = device.trace(4)
     said = list(ordered(list(trace.events), list(trace.sizes)))
     real = list(ordered(truth["events"], truth["sizes"]))
@@ -107,8 +105,32 @@ def test_the_simulation_allocates_what_cuda_allocates_in_the_same_order(job: Job
         event = ours[0]
         assert ours == theirs, (index, trace.label(event if event >= 0 else ~event))
     assert len(said) == len(real)
+    assert peaks(device) == truth["peaks"]
+
+
+@pytest.mark.parametrize("job", OTHER_PATH, ids=str)
+def test_where_events_are_known_to_differ_the_peaks_hardly_do(job: Job, recorded: Path) -> None:
+    allocated, reserved = history(job, recorded)["peaks"]
+    said_allocated, said_reserved = peaks(simulated(job))
+    assert abs(said_allocated / allocated - 1) < 0.01  # 0.7 % in the tiny encoder
+    assert said_reserved == reserved
+
+
+def history(job: Job, recorded: Path) -> dict[str, Any]:
+    failure = recorded / f"{job}.error"
+    assert not failure.exists(), failure.read_text()
+    return json.loads((recorded / f"{job}.json").read_text())  # type: ignore[no-any-return]
+
+
+def simulated(job: Job) -> SimulatedDevice:
+    device = SimulatedDevice(_CARDS[job.capability], record=True, cudnn_workspaces=False, reductions=True)
+    train(job, device)
+    return device
+
+
+def peaks(device: SimulatedDevice) -> list[int]:
     usage = device.usage()
-    assert [usage.peak_allocated_bytes, usage.peak_reserved_bytes] == truth["peaks"]
+    return [usage.peak_allocated_bytes, usage.peak_reserved_bytes]
 
 
 if __name__ == "__main__":

@@ -269,7 +269,7 @@ def test_cudnn_falls_back_to_a_plan_whose_workspace_fits(rig: Rig, host: Host) -
 
 
 @pytest.mark.parametrize(
-    ("what", "text"), [("graphs", "operation not supported"), ("lstm", "CUDNN_STATUS_NOT_SUPPORTED")]
+    ("what", "text"), [("graphs", "operation not supported"), ("ctc", "CUDNN_STATUS_NOT_SUPPORTED")]
 )
 def test_what_the_stand_in_does_not_have_is_refused(rig: Rig, host: Host, what: str, text: str) -> None:
     assert text in host.answer("refused", rig.environment(256 * MIB), what=what)

@@ -39,6 +39,8 @@ def test_a_card_is_plausible_and_says_where_its_numbers_are_from(entry: Card) ->
     assert entry.context_source.startswith(("measured, ", "estimated: "))
     assert 100 * MIB < entry.context_bytes < min(GIB, entry.total_bytes // 10)
     assert entry.compute_capability in CAPABILITIES[entry.architecture]
+    assert (entry.multiprocessors is None) == (entry.vendor == "AMD")
+    assert entry.multiprocessors is None or 10 <= entry.multiprocessors <= 192
     bandwidth = entry.memory_bandwidth_bytes_per_s
     assert bandwidth is None or 100e9 <= bandwidth <= 10e12
     assert entry.label.startswith(("NVIDIA ", "Tesla ", "AMD "))

@@ -6,6 +6,7 @@ allocation; ``sweeper.allocator`` decides, and refuses when the card would.  No 
 """
 
 import os
+import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, ClassVar
@@ -18,7 +19,14 @@ from sweeper.cards import card as find_card
 from sweeper.trace import Trace
 from sweeper.trial import Breakdown, DeviceReport, Phase, Precision
 from sweeper.worker.devices import Device, FailureDetail, Usage, amp_dtype, map_tensors, torchvision_version
-from sweeper.worker.tracing import Ledger, SimulatedGradScaler, SimulatedOutOfMemory, Tracer, stepping_as_on_cuda
+from sweeper.worker.tracing import (
+    Ledger,
+    SimulatedGradScaler,
+    SimulatedOutOfMemory,
+    Tracer,
+    recurrent_weights,
+    stepping_as_on_cuda,
+)
 from sweeper.worker.tracing.autocast import casting
 from sweeper.worker.tracing.kernels import CudaKernels
 from sweeper.worker.tracing.modules import ModulePaths
@@ -32,12 +40,22 @@ class SimulatedDevice(Device):
 
     Raises ``UnknownName`` when the catalogue has no such card.  The allocator is configured, as the real one, by
     ``PYTORCH_CUDA_ALLOC_CONF``.  Without ``cudnn_workspaces`` convolutions take none, as on the stand-in runtime.
+
+    With ``reductions`` sums over very many elements take their scratch, as on the card.  It is left out otherwise
+    because it follows no line over the batch, and a prediction is a line: in convnext_tiny at batch 64 on an A100 it is
+    0.3 % of the peak allocated and 1.4 % of the peak reserved.
     """
 
     simulated: ClassVar[bool] = True
 
     def __init__(
-        self, card: str, memory_limit_bytes: int | None = None, *, record: bool = False, cudnn_workspaces: bool = True
+        self,
+        card: str,
+        memory_limit_bytes: int | None = None,
+        *,
+        record: bool = False,
+        cudnn_workspaces: bool = True,
+        reductions: bool = False,
     ) -> None:
         self._name = card
         self._card = find_card(card)
@@ -56,7 +74,11 @@ class SimulatedDevice(Device):
         self._compute_capability = int(major), int(minor)
         self._ledger = Ledger(self._allocator)
         self._modules = ModulePaths()
-        kernels = CudaKernels(self._compute_capability, cudnn_workspaces=cudnn_workspaces)
+        kernels = CudaKernels(
+            self._compute_capability,
+            multiprocessors=self._card.multiprocessors if reductions else None,
+            cudnn_workspaces=cudnn_workspaces,
+        )
         self._tracer = Tracer(self._ledger, self._modules, kernels)
 
     def report(self) -> DeviceReport:
@@ -77,7 +99,7 @@ class SimulatedDevice(Device):
         with ExitStack() as stack:
             stack.enter_context(self._modules.followed())
             stack.enter_context(stepping_as_on_cuda())
-            stack.enter_context(selecting(self._compute_capability))
+            stack.enter_context(selecting(self._compute_capability, has_cudnn=self._card.vendor != "AMD"))
             stack.enter_context(casting())
             stack.enter_context(self._tracer)
             yield
@@ -103,7 +125,26 @@ class SimulatedDevice(Device):
             for buffer in module._buffers.values():
                 if buffer is not None:
                     self._tracer.announce(buffer, "to", path, "buffers")
+            if isinstance(module, nn.RNNBase):
+                self._flatten(module, path)
         return model
+
+    def _flatten(self, module: nn.RNNBase, path: str) -> None:
+        """Now, as in ``nn.Module.to``, and whenever the model itself asks for it, as some do in every forward."""
+
+        def announce(space: torch.Tensor) -> None:
+            self._tracer.announce(space, "_cudnn_rnn_flatten_weight", path, "weights")
+
+        kept = weakref.ref(module)  # or the model would hold itself, and its weights outlive it
+
+        def flatten_parameters() -> None:
+            if (alive := kept()) is not None:
+                with self._tracer.paused():
+                    recurrent_weights.flatten(alive, announce)
+
+        module._init_flat_weights()  # still names the tensors from before the move
+        flatten_parameters()
+        module.flatten_parameters = flatten_parameters  # type: ignore[method-assign]
 
     def place_batch(self, batch: Any) -> Any:
         return map_tensors(batch, self._placed_input)

@@ -13,7 +13,9 @@ Theory of operation.  These act together, each in a module of its own:
                 that calls ``log_softmax`` three levels down is treated as on a GPU.  They act only inside ``session``.
 ``kernels``     what the CUDA kernel of an operator does with memory that the meta kernel does not: workspaces, layouts,
                 scratch, the order of its results.  One small function a rule; ``convolution``,
-                ``attention`` and ``pointwise`` hold theirs.
+                ``attention``, ``cudnn_attention``, ``reductions``, ``pointwise``, ``recurrent`` (cuDNN's networks,
+                ``recurrent_weights`` theirs) and ``recurrent_cells`` (PyTorch's own) hold theirs;
+                ``recurrent_selection`` tells which of the two runs.
 ``modules``     which module an operator runs for; in backward, the module whose forward made the node.
 ``optimizing``  the optimizers' and the gradient scaler's CUDA paths.
 

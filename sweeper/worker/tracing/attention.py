@@ -9,6 +9,7 @@ sm86, sm89); the tiles of ``_tile`` are those of sm80.  Flash attention's split 
 too small to fill the card, is left out: its accumulators are not what a largest batch runs out of.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,9 +19,33 @@ from sweeper.worker.tracing import releases
 from sweeper.worker.tracing.card import Card
 from sweeper.worker.tracing.convolution import copy_into
 
-__all__ = ["efficient", "efficient_backward", "flash", "flash_backward"]
+__all__ = ["added_mask", "aligned", "efficient", "efficient_backward", "flash", "flash_backward", "heads_agree"]
 
 _FP32_BYTES = 4
+
+
+def added_mask(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A mask of booleans as one to be added, from two scalars: ``convert_boolean_attn_mask_``, attention.cpp."""
+    if mask.dtype != torch.bool:
+        return mask
+    allowed, forbidden = (torch.scalar_tensor(value, dtype=dtype, device="meta") for value in (0.0, float("-inf")))
+    return torch.where(mask, allowed, forbidden)
+
+
+def heads_agree(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, enable_gqa: bool) -> bool:
+    """One batch and as many heads, or heads that share: ``check_batch_size_and_num_heads_dense``, sdp_utils_cpp.h."""
+    if not query.shape[0] == key.shape[0] == value.shape[0] or key.shape[1] != value.shape[1]:
+        return False
+    heads, shared = query.shape[1], key.shape[1]
+    return heads == shared or (enable_gqa and shared > 0 and heads % shared == 0)
+
+
+def aligned(mask: torch.Tensor) -> torch.Tensor:
+    """Rows in steps of eight elements, as the memory-efficient kernel wants them: ``pad_bias<8>``, attention.cpp."""
+    keys = mask.shape[-1]
+    if all(stride % 8 == 0 for stride in mask.stride()[:-1]):
+        return mask
+    return torch.nn.functional.pad(mask, (0, 8 - keys % 8))[..., :keys]
 
 
 def efficient(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
@@ -39,6 +64,8 @@ def efficient(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
 def efficient_backward(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
     """A copy of the incoming gradient if it is in another layout, gradients, ``delta``, workspace.
 
+    Where heads share keys and values, the gradients of those are made for every head and then added up.
+
     ``delta`` is the rowsum of dO * O; in fp32 the product is a tensor of its own.
     """
     gradient, query, key = args[0], args[1], args[2]
@@ -47,6 +74,7 @@ def efficient_backward(card: Card, func: OpOverload, args: Any, kwargs: Any) -> 
     card.announce_result(results, func)
     batch, heads, queries, _ = query.shape
     rows_bytes = batch * heads * queries * _FP32_BYTES
+    expanded = _every_heads_gradients(card, query, key)
     if query.dtype == torch.float32:
         product = card.scratch(gradient.numel() * _FP32_BYTES, "efficient_attention_delta")
         delta = card.scratch(rows_bytes, "efficient_attention_delta")
@@ -58,9 +86,8 @@ def efficient_backward(card: Card, func: OpOverload, args: Any, kwargs: Any) -> 
         delta = card.scratch(rows_bytes, "efficient_attention_delta")
     size = batch * heads * _workspace_bytes(queries, key.shape[2], query.shape[3], query.dtype)
     workspace = card.scratch(size, "efficient_attention_workspace")
-    workspace()
-    delta()
-    give_back()
+    for done in (workspace, delta, *expanded, give_back):
+        done()
     return results
 
 
@@ -81,8 +108,11 @@ def flash(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
 
 
 def flash_backward(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
-    """Copies, gradients, the rows' sums and dQ's accumulator in fp32, padded: ``mha_bwd``, flash_attn/flash_api.cpp."""
-    gradient, query, result = args[0], args[1], args[4]
+    """Copies, gradients, the rows' sums and dQ's accumulator in fp32, padded: ``mha_bwd``, flash_attn/flash_api.cpp.
+
+    Where heads share keys and values, the gradients of those are made for every head and then added up.
+    """
+    gradient, query, key, result = args[0], args[1], args[2], args[4]
     copies = [copy_into(card, tensor.transpose(1, 2), torch.contiguous_format, func) for tensor in (gradient, result)]
     results = func(*args, **kwargs)
     card.announce_result(results, func)
@@ -90,11 +120,21 @@ def flash_backward(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
     rows = batch * heads * _align(queries, 128)
     sums = card.scratch(rows * _FP32_BYTES, "flash_attention_softmax_d")
     padded = _align(width, 32 if width <= 128 else 64)
-    card.scratch(rows * padded * _FP32_BYTES, "flash_attention_dq_accumulator")()
-    sums()
+    accumulator = card.scratch(rows * padded * _FP32_BYTES, "flash_attention_dq_accumulator")
+    expanded = _every_heads_gradients(card, query, key)
+    for give_back in (*expanded, accumulator, sums):
+        give_back()
     for give_back in reversed(copies):
         give_back()
     return results
+
+
+def _every_heads_gradients(card: Card, query: torch.Tensor, key: torch.Tensor) -> list[Callable[[], None]]:
+    heads = query.shape[1]
+    if heads == key.shape[1]:
+        return []
+    size = key.numel() // key.shape[1] * heads * key.element_size()
+    return [card.scratch(size, "attention_shared_heads") for _ in range(2)]
 
 
 def _workspace_bytes(queries: int, keys: int, width: int, dtype: torch.dtype) -> int:

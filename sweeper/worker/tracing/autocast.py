@@ -24,6 +24,8 @@ import torch
 import torch.utils.checkpoint
 from torch._C import DispatchKey
 
+from sweeper.worker.tracing import recurrent_selection
+
 __all__ = ["BANNED", "FP32", "FP32_OUTPUT", "LOWER_PRECISION", "PROMOTE", "casting", "dispatch_key_open"]
 
 LOWER_PRECISION = (
@@ -83,25 +85,28 @@ class _Casts:
     def clear(self) -> None:
         self._weights.clear()
 
-    def to_lower(self, value: Any) -> Any:
-        return self._each(value, self.lower)
+    def call(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], to: torch.dtype) -> Any:
+        return op(*self._all(args, to), **{name: self._each(value, to) for name, value in kwargs.items()})
 
-    def to_fp32(self, value: Any) -> Any:
-        return self._each(value, torch.float32)
+    def to_half(self, value: Any) -> Any:
+        return self._each(value, torch.float16)
 
     def to_widest(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """``promote_type``: fp32 if any is fp32, else as they are."""
         found = {tensor.dtype for tensor in _tensors((args, tuple(kwargs.values()))) if eligible(tensor)}
         to = torch.float32 if torch.float32 in found or len(found) > 1 else self.lower
-        return self._each(args, to), {name: self._each(value, to) for name, value in kwargs.items()}
+        return self._all(args, to), {name: self._each(value, to) for name, value in kwargs.items()}
 
     def _each(self, value: Any, to: torch.dtype) -> Any:
         if isinstance(value, torch.Tensor):
             return self._cast(value, to) if eligible(value) and value.dtype != to else value
         if isinstance(value, tuple | list):
-            # Last first: the C++ casts inside an argument list, which GCC evaluates from the right.
-            return type(value)(reversed([self._each(item, to) for item in reversed(value)]))
+            return type(value)([self._each(item, to) for item in value])
         return value
+
+    def _all(self, args: tuple[Any, ...], to: torch.dtype) -> tuple[Any, ...]:
+        """Last first: the C++ casts inside an argument list, which GCC evaluates from the right."""
+        return tuple(reversed([self._each(item, to) for item in reversed(args)]))
 
     def _cast(self, tensor: torch.Tensor, to: torch.dtype) -> torch.Tensor:
         cachable = (
@@ -201,6 +206,7 @@ def _register() -> None:
             qualified = f"aten::{name}"
             if qualified in known and torch._C._dispatch_has_kernel_for_dispatch_key(qualified, "AutocastCUDA"):
                 library.impl(name, _kernel(name, make))
+    library.impl("_cudnn_rnn", _kernel("_cudnn_rnn", _network_kernel))
     _LIBRARIES.extend((through, library))
 
 
@@ -221,12 +227,19 @@ def _kernel(name: str, make: Callable[[str], Rule]) -> Callable[..., Any]:
 
 def _lower_kernel(name: str) -> Rule:
     op = _overload(name)
-    return lambda casts, args, kwargs: op(*casts.to_lower(args), **{k: casts.to_lower(v) for k, v in kwargs.items()})
+    return lambda casts, args, kwargs: casts.call(op, args, kwargs, casts.lower)
+
+
+def _network_kernel(name: str) -> Rule:
+    def rule(casts: _Casts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return recurrent_selection.cast_and_flatten(casts.to_half, eligible, args)
+
+    return rule
 
 
 def _fp32_kernel(name: str) -> Rule:
     op = _overload(name)
-    return lambda casts, args, kwargs: op(*casts.to_fp32(args), **{k: casts.to_fp32(v) for k, v in kwargs.items()})
+    return lambda casts, args, kwargs: casts.call(op, args, kwargs, torch.float32)
 
 
 def _fp32_output_kernel(name: str) -> Rule:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from sweeper.worker.tracing import cudnn
+from sweeper.worker.tracing import cudnn, reductions
 from sweeper.worker.tracing.card import Card
 
 __all__ = ["backward", "copy_into", "forward"]
@@ -58,8 +58,17 @@ def _checked_shape(func: OpOverload, args: Any, kwargs: Any) -> list[int]:
     raise RuntimeError(f"no convolution of {list(source.shape)} with a weight of {list(weight.shape)}")
 
 
-def backward(card: Card, func: OpOverload, args: Any, kwargs: Any, plans: cudnn.Plans) -> Any:
+def backward(
+    card: Card,
+    func: OpOverload,
+    args: Any,
+    kwargs: Any,
+    plans: cudnn.Plans,
+    processors: reductions.Processors | None = None,
+) -> Any:
     """Gradients of input, weight and bias, in this order, each only if asked for.
+
+    Without ``processors`` no scratch for the bias's sum, which is of the gradient as it came.
 
     ``convolution_backward`` and ``cudnn_convolution_backward``.  A gradient in another layout is copied once and for
     all; one that is a slice of a larger tensor, each time that it is read.
@@ -89,6 +98,8 @@ def backward(card: Card, func: OpOverload, args: Any, kwargs: Any, plans: cudnn.
     if wanted[2]:
         results[2] = torch.empty(gradient.shape[1], dtype=gradient.dtype, device="meta")
         card.announce_result(results[2], func)
+        if processors is not None:
+            reductions.share(processors, card, args[0], [0, *range(2, gradient.dim())])
     return tuple(results)
 
 

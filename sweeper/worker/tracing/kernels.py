@@ -10,7 +10,7 @@ Not known: what operators that are not named
 here take as scratch.  An operator without a rule is taken to allocate its results in their order and nothing else.
 """
 
-from collections.abc import Callable
+import math
 from functools import partial
 from typing import Any
 
@@ -18,17 +18,23 @@ import torch
 from torch._ops import OpOverload
 
 from sweeper.units import MIB
-from sweeper.worker.tracing import attention, convolution, cudnn, indexing, pointwise, releases
+from sweeper.worker.tracing import (
+    attention,
+    convolution,
+    cudnn,
+    cudnn_attention,
+    indexing,
+    pointwise,
+    recurrent,
+    recurrent_cells,
+    reductions,
+    releases,
+)
 from sweeper.worker.tracing.card import Card, Kernel
 
 __all__ = ["CudaKernels", "cublas_workspace_bytes"]
 
 aten = torch.ops.aten
-
-_CONVOLUTIONS: dict[OpOverload, Callable[..., Any]] = {
-    aten.convolution.default: convolution.forward,
-    aten.convolution_backward.default: convolution.backward,
-}
 
 
 def cublas_workspace_bytes(compute_capability: tuple[int, int]) -> int:
@@ -44,10 +50,14 @@ def cublas_workspace_bytes(compute_capability: tuple[int, int]) -> int:
 class CudaKernels:
     """The rules for one trial on a card of ``compute_capability``.
 
-    Without ``cudnn_workspaces`` cuDNN's plans take no workspace: what is left is what PyTorch itself allocates.
+    Without ``multiprocessors``, their number, reductions take no scratch.  Without ``cudnn_workspaces`` cuDNN's plans
+    take no workspace: what is left is what PyTorch itself allocates.
     """
 
-    def __init__(self, compute_capability: tuple[int, int], *, cudnn_workspaces: bool = True) -> None:
+    def __init__(
+        self, compute_capability: tuple[int, int], *, multiprocessors: int | None = None, cudnn_workspaces: bool = True
+    ) -> None:
+        self._processors = reductions.Processors.of(multiprocessors, compute_capability) if multiprocessors else None
         self._plans = cudnn.Plans(compute_capability, workspaces=cudnn_workspaces)
         self._cublas_bytes = cublas_workspace_bytes(compute_capability)
         self._cublas_handles: set[bool] = set()  # False: the forward's thread; True: autograd's
@@ -57,8 +67,14 @@ class CudaKernels:
         """Return the rule for ``func``, or None where meta and CUDA allocate alike."""
         if func.overloadpacket in _MATRIX_PRODUCTS:
             return self._matrix_product
-        if func in _CONVOLUTIONS:
-            return partial(_CONVOLUTIONS[func], plans=self._plans)
+        if func is aten.convolution_backward.default:
+            return partial(convolution.backward, plans=self._plans, processors=self._processors)
+        if func is aten.convolution.default:
+            return partial(convolution.forward, plans=self._plans)
+        if func is aten.native_layer_norm_backward.default:
+            return partial(_native_layer_norm_backward, self._processors)
+        if func in reductions.OPERATORS and self._processors is not None:
+            return partial(reductions.reduce, self._processors)
         if func._schema.name.startswith("aten::_foreach_") and not func._schema.returns:
             return _foreach_in_place
         if func._schema.name.startswith("aten::_fused_") and not func._schema.returns:
@@ -177,6 +193,7 @@ def _sum_of_gradients(card: Card, func: OpOverload, args: Any, kwargs: Any) -> A
         and second.is_meta
         and first.shape == second.shape
         and first.dtype == second.dtype
+        and first._use_count() <= _HELD_ONCE
         and torch._C._storage_Use_Count(first.untyped_storage()._cdata) <= _LAST_REFERENCE
         and first.numel() == first.untyped_storage().nbytes() // first.element_size()
     ):
@@ -188,6 +205,10 @@ def _sum_of_gradients(card: Card, func: OpOverload, args: Any, kwargs: Any) -> A
 # made, counts too, and 1 in 2.6 and 2.9, where the tensor keeps that object alive.
 _ALONE = torch.empty(1, device="meta")
 _LAST_REFERENCE = torch._C._storage_Use_Count(_ALONE.untyped_storage()._cdata)
+
+# What ``_use_count`` says in a dispatch mode of a tensor that one input buffer of the engine holds (2.6, 2.9, 2.14); a
+# node's one gradient for two of its inputs is held by both their buffers.
+_HELD_ONCE = 4
 
 
 def _detach(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
@@ -250,23 +271,45 @@ def _native_layer_norm(card: Card, func: OpOverload, args: Any, kwargs: Any) -> 
     return results
 
 
-def _native_layer_norm_backward(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
+def _native_layer_norm_backward(
+    processors: reductions.Processors | None, card: Card, func: OpOverload, args: Any, kwargs: Any
+) -> Any:
     """The input's copy before the results, the gradient's after: ``layer_norm_backward_cuda``, the same file.
 
-    Above 65,536 rows there are partial sums of a few MiB too, left out here.
+    Many short rows are summed in two steps: ``LaunchGammaBetaBackwardCUDAKernel``.
     """
-    gradient, source, weight, bias, wanted = args[0], args[1], args[5], args[6], args[7]
+    gradient, source, normalized = args[:3]
+    weight, bias, wanted = args[5:8]
     if not source.is_meta:
         return func(*args, **kwargs)
     give_back = convolution.copy_into(card, source, torch.contiguous_format, func)
-    results = tuple(
+    results = [
         torch.empty(like.shape, dtype=like.dtype, device="meta") if asked and like is not None else None
         for asked, like in zip(wanted, (source, weight, bias), strict=True)
-    )
-    card.announce_result(results, func)
-    convolution.copy_into(card, gradient, torch.contiguous_format, func)()
+    ]
+    width = math.prod(normalized)
+    rows = source.numel() // max(1, width)
+    blocks = reductions.blocks_of_rows(processors, rows, width)
+    if not blocks:
+        card.announce_result(results, func)
+        convolution.copy_into(card, gradient, torch.contiguous_format, func)()
+    else:
+        assert processors is not None
+        card.announce_result(results[0], func)
+        sums = [result for result in results[1:] if result is not None]
+        sizes = [result.numel() * result.element_size() for result in sums]
+        first = [card.scratch(size, "native_layer_norm_backward") for size in sizes]
+        copy = convolution.copy_into(card, gradient, torch.contiguous_format, func)
+        parts = [card.scratch(size * blocks, "layer_norm_parts") for size in sizes]
+        for result, replaced in zip(sums, first, strict=True):
+            card.announce_result(result, func)
+            part = torch.empty((blocks, width), dtype=result.dtype, device="meta")
+            reductions.share(processors, card, part, [0])
+            replaced()
+        for done in (*parts, copy):
+            done()
     give_back()
-    return results
+    return tuple(results)
 
 
 _KERNELS: dict[OpOverload, Kernel] = {
@@ -296,11 +339,20 @@ _KERNELS: dict[OpOverload, Kernel] = {
     aten.embedding_dense_backward.default: indexing.embedding_backward,
     aten.index_put.default: indexing.index_put,
     aten.native_layer_norm.default: _native_layer_norm,
-    aten.native_layer_norm_backward.default: _native_layer_norm_backward,
     aten._scaled_dot_product_efficient_attention.default: attention.efficient,
     aten._scaled_dot_product_efficient_attention_backward.default: attention.efficient_backward,
     aten._scaled_dot_product_flash_attention.default: attention.flash,
     aten._scaled_dot_product_flash_attention_backward.default: attention.flash_backward,
+    aten._scaled_dot_product_cudnn_attention.default: cudnn_attention.forward,
+    aten._scaled_dot_product_cudnn_attention_backward.default: cudnn_attention.backward,
+    aten._cudnn_rnn.default: recurrent.forward,
+    aten._cudnn_rnn_backward.default: recurrent.backward,
+    aten._cudnn_init_dropout_state.default: recurrent.init_dropout_state,
+    aten._pack_padded_sequence.default: recurrent.pack,
+    aten._thnn_fused_lstm_cell.default: recurrent_cells.lstm_kernel,
+    aten._thnn_fused_lstm_cell_backward_impl.default: recurrent_cells.lstm_kernel_backward,
+    aten._thnn_fused_gru_cell.default: recurrent_cells.gru_kernel,
+    aten._thnn_fused_gru_cell_backward.default: recurrent_cells.gru_kernel_backward,
     aten.native_batch_norm.default: _batch_norm,
     aten.native_batch_norm_backward.default: _batch_norm_backward,
 }

@@ -8,14 +8,16 @@ open only inside ``selecting``.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch._C import DispatchKey
 
+from sweeper.worker.tracing import cudnn_attention, recurrent_selection, releases
+from sweeper.worker.tracing.attention import added_mask, aligned, heads_agree
 from sweeper.worker.tracing.autocast import dispatch_key_open
 
-__all__ = ["selecting"]
+__all__ = ["AttentionKernel", "attention_kernel", "selecting"]
 
 aten = torch.ops.aten
 
@@ -24,19 +26,22 @@ _KEY_SET = torch._C.DispatchKeySet(_KEY)
 _LIBRARIES: list[Any] = []  # a registration ends with its library
 
 _compute_capability = (8, 0)
+_has_cudnn = True
 
 
 @contextmanager
-def selecting(compute_capability: tuple[int, int]) -> Iterator[None]:
-    """Choose kernels as on a card of ``compute_capability`` while inside."""
-    global _compute_capability
+def selecting(compute_capability: tuple[int, int], *, has_cudnn: bool = True) -> Iterator[None]:
+    """Choose kernels as on a card of ``compute_capability`` while inside; AMD's, which shares numbers, has no cuDNN."""
+    global _compute_capability, _has_cudnn
     _register()
-    before, _compute_capability = _compute_capability, compute_capability
+    recurrent_selection.forget_dropout_state()
+    before = _compute_capability, _has_cudnn
+    _compute_capability, _has_cudnn = compute_capability, has_cudnn
     try:
         with dispatch_key_open(_KEY):
             yield
     finally:
-        _compute_capability = before
+        _compute_capability, _has_cudnn = before
 
 
 @cache
@@ -49,7 +54,14 @@ def _register() -> None:
     library.impl("linear", _linear)
     library.impl("softmax.int", _softmax)
     library.impl("log_softmax.int", _log_softmax)
+    for name, kernel in recurrent_selection.composites(_outside, lambda: _compute_capability):
+        library.impl(name, kernel)
     _LIBRARIES.extend((through, library))
+
+
+def _outside(operator: Any, *args: Any) -> Any:
+    with torch._C._ExcludeDispatchKeyGuard(_KEY_SET):
+        return operator(*args)
 
 
 def _dropout(source: torch.Tensor, p: float, train: bool) -> torch.Tensor:
@@ -105,22 +117,68 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Flash, memory-efficient or plain attention, the first that can run.
-
-    ``scaled_dot_product_attention``, aten/src/ATen/native/transformers/attention.cpp, and the order of
-    ``select_sdp_backend``, cuda/sdp_utils.cpp beside it.  Not known: cuDNN's attention, preferred on sm90 and sm100 by
-    some builds; its memory is that of flash attention but for the seeds.
-    """
-    inputs = (query, key, value)
-    if query.is_meta and not enable_gqa and all(tensor.dim() == 4 for tensor in inputs):
-        if attn_mask is None and flash_can_run(*inputs, dropout_p=dropout_p, compute_capability=_compute_capability):
-            return _flash(query, key, value, dropout_p, is_causal, scale)
-        if efficient_can_run(*inputs, compute_capability=_compute_capability):
-            return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
+    """The fused kernel that the card would choose: ``scaled_dot_product_attention``, transformers/attention.cpp."""
+    kernel: AttentionKernel = "math"
+    if query.is_meta and all(tensor.dim() == 4 for tensor in (query, key, value)):
+        kernel = attention_kernel(
+            query,
+            key,
+            value,
+            attn_mask,
+            dropout_p=dropout_p,
+            is_causal=is_causal,
+            enable_gqa=enable_gqa,
+            compute_capability=_compute_capability,
+            has_cudnn=_has_cudnn,
+        )
+    if kernel == "cudnn":
+        added = None if attn_mask is None else added_mask(attn_mask, query.dtype)
+        return cudnn_attention.attend(query, key, value, added, dropout_p, is_causal, scale)
+    if kernel == "flash":
+        return _flash(query, key, value, dropout_p, is_causal, scale)
+    if kernel == "efficient":
+        return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
     with torch._C._ExcludeDispatchKeyGuard(_KEY_SET):
         return aten.scaled_dot_product_attention.default(  # type: ignore[no-any-return]
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
+
+
+AttentionKernel = Literal["cudnn", "flash", "efficient", "math"]
+
+
+def attention_kernel(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    *,
+    dropout_p: float,
+    is_causal: bool,
+    enable_gqa: bool = False,
+    compute_capability: tuple[int, int],
+    has_cudnn: bool = True,
+) -> AttentionKernel:
+    """The first that can run, in the order of ``select_sdp_backend``, transformers/cuda/sdp_utils.cpp.
+
+    For tensors of four axes.  That 2.14 lets one head serve all queries without ``enable_gqa`` is not known here.
+    """
+    inputs = (query, key, value)
+    if has_cudnn and cudnn_attention.comes_first(
+        *inputs, mask, dropout_p=dropout_p, enable_gqa=enable_gqa, compute_capability=compute_capability
+    ):
+        return "cudnn"
+    if mask is None and flash_can_run(
+        *inputs,
+        dropout_p=dropout_p,
+        is_causal=is_causal,
+        enable_gqa=enable_gqa,
+        compute_capability=compute_capability,
+    ):
+        return "flash"
+    if efficient_can_run(*inputs, enable_gqa=enable_gqa, compute_capability=compute_capability):
+        return "efficient"
+    return "math"
 
 
 def flash_can_run(
@@ -129,26 +187,40 @@ def flash_can_run(
     value: torch.Tensor,
     *,
     dropout_p: float,
+    is_causal: bool,
+    enable_gqa: bool = False,
     compute_capability: tuple[int, int],
 ) -> bool:
-    """``can_use_flash_attention``, cuda/sdp_utils.cpp: 16-bit, sm80 and later, heads of at most 256."""
+    """``can_use_flash_attention``, cuda/sdp_utils.cpp: 16-bit, sm80 and later, heads of at most 256.
+
+    A causal mask must be square: ``check_flash_causal_non_square_seqlens``.  With ``enable_gqa`` several heads of the
+    query may share one of the key and value: ``check_batch_size_and_num_heads_dense``.
+    """
     width = query.shape[-1]
     learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
     # check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120
     small_shared_memory = compute_capability in ((8, 6), (8, 9), (12, 0), (12, 1))
     return (
-        query.dtype in (torch.float16, torch.bfloat16)
+        torch.backends.cuda.flash_sdp_enabled()
+        and query.dtype in (torch.float16, torch.bfloat16)
         and query.dtype == key.dtype == value.dtype
         and compute_capability >= (8, 0)
         and width == key.shape[-1] == value.shape[-1]
         and width <= 256
-        and not (learns and small_shared_memory and (width > 224 or (width > 192 and dropout_p > 0)))
+        and not (learns and small_shared_memory and (192 < width <= 224 or (width > 224 and dropout_p > 0)))
+        and not (is_causal and query.shape[2] != key.shape[2])
+        and heads_agree(query, key, value, enable_gqa=enable_gqa)
         and _plain(query, key, value)
     )
 
 
 def efficient_can_run(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, compute_capability: tuple[int, int]
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    enable_gqa: bool = False,
+    compute_capability: tuple[int, int],
 ) -> bool:
     """``can_use_mem_efficient_attention``, cuda/sdp_utils.cpp: fp32 and fp16, bfloat16 from sm80; heads aligned.
 
@@ -162,22 +234,20 @@ def efficient_can_run(
     else:
         aligned = 8 if compute_capability >= (7, 5) else 4 if compute_capability >= (7, 0) else 1
     return (
-        query.dtype in dtypes
+        torch.backends.cuda.mem_efficient_sdp_enabled()
+        and query.dtype in dtypes
         and query.dtype == key.dtype == value.dtype
         and query.shape[-1] == key.shape[-1]
         and query.shape[-1] % aligned == 0
         and value.shape[-1] % aligned == 0
+        and heads_agree(query, key, value, enable_gqa=enable_gqa and releases.EFFICIENT_SHARES_HEADS)
         and _plain(query, key, value)
     )
 
 
 def _plain(*tensors: torch.Tensor) -> bool:
-    """Of one batch and number of heads, not empty, the last axis in steps of one element."""
-    return (
-        len({tensor.shape[:2] for tensor in tensors}) == 1
-        and all(tensor.numel() > 0 for tensor in tensors)
-        and all(tensor.stride(-1) == 1 for tensor in tensors)
-    )
+    """Not empty, the last axis in steps of one element."""
+    return all(tensor.numel() > 0 and tensor.stride(-1) == 1 for tensor in tensors)
 
 
 def _flash(
@@ -203,12 +273,10 @@ def _efficient(
     is_causal: bool,
     scale: float | None,
 ) -> torch.Tensor:
-    """The logsumexp is kept only for a backward; a mask of booleans becomes one of -inf: attention.cpp."""
+    """The logsumexp is kept only for a backward: attention.cpp."""
     learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
     if mask is not None:
-        if mask.dtype == torch.bool:
-            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
-        mask = mask.expand(*query.shape[:3], key.shape[2])
+        mask = aligned(added_mask(mask, query.dtype)).expand(*query.shape[:3], key.shape[2])
     return aten._scaled_dot_product_efficient_attention.default(  # type: ignore[no-any-return]
         query, key, value, mask, learns, dropout_p, is_causal, scale=scale
     )[0]
