@@ -488,6 +488,61 @@ def test_channels_last_stays_channels_last_through_convolution_and_batch_norm() 
     assert result.is_contiguous(memory_format=torch.channels_last)
 
 
+# ---- shapes and layouts that are made here because the meta kernels are slow
+
+DTYPES = st.sampled_from([torch.float32, torch.float16, torch.int64])
+
+
+@st.composite
+def operands(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor | float]:
+    """A tensor of any layout, and one that broadcasts with it, or a number."""
+    shape = draw(st.lists(st.integers(1, 3), min_size=0, max_size=4))
+
+    def laid_out(shape: list[int]) -> torch.Tensor:
+        axes = draw(st.permutations(range(len(shape))))
+        whole = meta(*[shape[axis] for axis in axes], dtype=draw(DTYPES))
+        tensor = whole.permute([axes.index(axis) for axis in range(len(shape))])
+        wider = [draw(st.sampled_from([size, 3])) if size == 1 else size for size in tensor.shape]
+        return tensor.expand(wider) if draw(st.booleans()) else tensor
+
+    first = laid_out(shape)
+    if draw(st.booleans()):
+        return first, draw(st.sampled_from([2, 0.5, True]))
+    start = draw(st.integers(0, len(shape)))
+    other = [draw(st.sampled_from([1, size])) for size in first.shape[start:]]
+    return first, laid_out(other)
+
+
+@settings(deadline=None)
+@given(operands(), st.sampled_from(["add", "sub", "mul", "div"]))
+def test_arithmetic_has_the_dtype_and_layout_of_the_meta_kernel(
+    pair: tuple[torch.Tensor, torch.Tensor | float], name: str
+) -> None:
+    function = getattr(torch, name)
+    try:
+        expected = function(*pair)
+    except RuntimeError:
+        return  # shapes that do not broadcast
+    result = Traced().run(lambda: function(*pair))
+    assert layout(result) == layout(expected)
+
+
+@settings(deadline=None)
+@given(operands(), st.sampled_from(["relu", "sigmoid", "tanh", "rsqrt", "neg", "square"]))
+def test_functions_have_the_dtype_and_layout_of_the_meta_kernel(
+    pair: tuple[torch.Tensor, torch.Tensor | float], name: str
+) -> None:
+    function, source = getattr(torch, name), pair[0]
+    expected, result = function(source), Traced().run(lambda: function(source))
+    assert layout(result) == layout(expected)
+
+
+def layout(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Type, shape and strides; the stride of an axis of one row says nothing."""
+    strides = [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+    return tensor.dtype, tensor.shape, strides
+
+
 # ---- cuDNN's workspaces
 
 

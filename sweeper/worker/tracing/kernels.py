@@ -184,9 +184,9 @@ def _sum_of_gradients(card: Card, func: OpOverload, args: Any, kwargs: Any) -> A
     ``accumulate`` and ``can_accumulate_inplace``, torch/csrc/autograd/input_buffer.cpp.  A dispatch mode makes every
     tensor "subclass-like" there, so under one the engine adds out of place, through ``add.Tensor``.
     """
+    first, second = args[:2]
     if torch._C._current_graph_task_id() == -1 or kwargs or len(args) != 2 or torch.is_grad_enabled():
-        return func(*args, **kwargs)
-    first, second = args
+        return pointwise.binary(card, func, args, kwargs)
     if (
         isinstance(second, torch.Tensor)
         and first.is_meta
@@ -198,7 +198,7 @@ def _sum_of_gradients(card: Card, func: OpOverload, args: Any, kwargs: Any) -> A
         and first.numel() == first.untyped_storage().nbytes() // first.element_size()
     ):
         return first
-    return func(*args, **kwargs)
+    return pointwise.binary(card, func, args, kwargs)
 
 
 # What ``_storage_Use_Count`` says of a storage that one tensor owns: 2 in 2.14, where Python's object, once it was
@@ -328,6 +328,19 @@ _KERNELS: dict[OpOverload, Kernel] = {
     aten.silu.default: pointwise.unary,
     aten.hardswish.default: pointwise.unary,
     aten.hardtanh.default: pointwise.unary,
+    aten.relu.default: pointwise.unary,
+    aten.sigmoid.default: pointwise.unary,
+    aten.tanh.default: pointwise.unary,
+    aten.clamp.default: pointwise.unary,
+    aten.clamp_min.default: pointwise.unary,
+    aten.pow.Tensor_Scalar: pointwise.unary,
+    aten.rsqrt.default: pointwise.unary,
+    aten.neg.default: pointwise.unary,
+    aten.div.Scalar: pointwise.unary,
+    aten.mul.Scalar: pointwise.unary,
+    aten.mul.Tensor: pointwise.binary,
+    aten.sub.Tensor: pointwise.binary,
+    aten.div.Tensor: pointwise.binary,
     aten.add.Tensor: _sum_of_gradients,
     aten.detach.default: _detach,
     aten.native_dropout.default: pointwise.dropout,

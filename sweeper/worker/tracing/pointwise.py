@@ -12,14 +12,16 @@ from torch._ops import OpOverload
 from sweeper.worker.tracing.card import Card
 from sweeper.worker.tracing.convolution import copy_into
 
-__all__ = ["backward", "dropout", "dropout_backward", "in_place", "like", "roll", "unary"]
+__all__ = ["backward", "binary", "dropout", "dropout_backward", "in_place", "like", "roll", "unary"]
 
 
 def like(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """``torch.empty_like``, whose meta kernel is Python, for the usual case of a dense tensor."""
     dtype = dtype or tensor.dtype
-    if tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)):
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device="meta")
+    if tensor.is_contiguous():
+        return torch.empty(tensor.shape, dtype=dtype, device="meta")
+    if _is_channels_last(tensor):
+        return torch.empty(tensor.shape, dtype=dtype, device="meta", memory_format=torch.channels_last)
     return torch.empty_like(tensor, dtype=dtype)
 
 
@@ -37,9 +39,35 @@ def backward(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
 
 
 def unary(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
-    """One result in the layout of the only operand."""
+    """One result in the layout of the only operand; the other arguments are numbers."""
     floating = args[0].is_meta and args[0].is_floating_point()
-    return like(args[0]) if floating else func(*args, **kwargs)
+    numbers = all(argument is None or isinstance(argument, int | float) for argument in (*args[1:], *kwargs.values()))
+    return like(args[0]) if floating and numbers else func(*args, **kwargs)
+
+
+def binary(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
+    """One result in the layout of the first operand, where that decides: dense, and as large as the result."""
+    return like(args[0]) if _first_decides(args[0], args[1]) else func(*args, **kwargs)
+
+
+def _first_decides(first: torch.Tensor, second: torch.Tensor | float) -> bool:
+    """As far as no axis of the first is of one row: ``reorder_dimensions``, aten/src/ATen/TensorIterator.cpp."""
+    if not first.is_meta or not first.is_floating_point():
+        return False
+    if not first.is_contiguous() and not _is_channels_last(first):
+        return False
+    if not isinstance(second, torch.Tensor):
+        return not isinstance(second, complex)
+    if not second.is_meta or second.dtype != first.dtype or second.dim() > first.dim():
+        return False
+    if second.shape == first.shape:
+        return second.stride() == first.stride() or min(first.shape, default=0) > 1
+    fits = all(size in (1, whole) for size, whole in zip(second.shape[::-1], first.shape[::-1], strict=False))
+    return fits and min(first.shape) > 1
+
+
+def _is_channels_last(tensor: torch.Tensor) -> bool:
+    return tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
 
 
 def in_place(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:

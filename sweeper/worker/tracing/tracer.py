@@ -30,6 +30,19 @@ _KIND_IN: dict[Phase, Kind] = {
 }
 
 
+# How constructors initialise weights, in place; without values there is nothing to do, and the meta kernels are Python.
+_FILLS = frozenset(
+    {
+        torch.ops.aten.uniform_.default,
+        torch.ops.aten.normal_.default,
+        torch.ops.aten.erfinv_.default,
+        torch.ops.aten.clamp_.default,
+        torch.ops.aten.fill_.Scalar,
+        torch.ops.aten.zero_.default,
+    }
+)
+
+
 class _Held(weakref.ref[torch.UntypedStorage]):
     """A storage that the ledger counts, under its number there; ``key`` is its address in C++."""
 
@@ -108,6 +121,8 @@ class Tracer(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if self._paused or self.phase == "setup":  # what is on the card then, ``announce`` says
+            if func in _FILLS and args[0].is_meta:
+                return args[0]
             return func(*args, **kwargs)
         operator = self._operators.get(func)
         if operator is None:
