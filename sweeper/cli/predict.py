@@ -24,6 +24,7 @@ YES, NO = 0, 1
     click.option("--budget", metavar="SIZE", help="A limit below the card's memory; without a card, all there is."),
     click.option("--max-batch", default=4096, show_default=True, help="The largest batch to look at."),
 )
+@click.option("--no-calibration", is_flag=True, help="Leave out what `sweep calibrate` kept of the card.")
 @click.option("--no-cache", is_flag=True, help="Trace anew, and keep nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the number alone.")
@@ -35,6 +36,7 @@ def predict(
     *,
     card: str | None,
     no_cache: bool,
+    no_calibration: bool,
     as_json: bool,
     quiet: bool,
     color: bool | None,
@@ -52,7 +54,12 @@ def predict(
         raise UsageError("--json and --quiet print different things", hint="give one of them")
     if question["model"] is None:
         raise UsageError("which model?", hint="sweep predict --model resnet18 --card l4; `sweep models` lists them")
-    given: dict[str, Any] = {**question, "cache": not no_cache, "on_trace": None if quiet else _say_tracing}
+    given: dict[str, Any] = {
+        **question,
+        "cache": not no_cache,
+        "calibration": not no_calibration,
+        "on_trace": None if quiet else _say_tracing,
+    }
     colored = sys.stdout.isatty() if color is None else color
     if card == "all":
         if quiet:

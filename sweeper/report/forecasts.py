@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from sweeper import __version__
+from sweeper import __version__, calibration
 from sweeper.predicting import Forecast
 from sweeper.prediction import PredictedPoint
 from sweeper.report import words
@@ -165,6 +165,7 @@ def _what_is_known(found: Forecast) -> list[Statement]:
     )
     return [
         Statement("context", context if card.context_bytes else ""),
+        Statement("calibration", f"{known} (predicted)" if (known := calibration.sentence(card)) else ""),
         Statement("error", _error_band()),
         *(Statement("note", f"{words.printable(note)} (predicted)", "warning") for note in found.notes),
     ]
