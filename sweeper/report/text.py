@@ -102,6 +102,7 @@ def _predicted_columns(curve: Sequence[CurvePoint]) -> list[Column]:
     """What was predicted beside what was measured; of a batch that ran out, what it would have taken."""
     predicted = tuple("-" if p.predicted is None else format_mib(p.predicted.peak_reserved_bytes) for p in curve)
     errors = tuple("-" if p.prediction_error is None else f"{100 * p.prediction_error:+.1f}" for p in curve)
+    errors = tuple("0.0" if error in ("+0.0", "-0.0") else error for error in errors)
     return [
         Column(heading="predicted\nMiB", cells=predicted, importance=1),
         Column(heading="error\n%", cells=errors, importance=1),
