@@ -1,11 +1,13 @@
-"""What a real GPU says, beside what is simulated of it: run once on a machine that has one.
+"""What a real GPU says, beside what is simulated and was predicted of it: run once on a machine that has one.
 
     PYTHONPATH=. python scripts/gpu_check.py                   writes results/gpu/<card>.json
     PYTHONPATH=. python scripts/gpu_check.py --out FOLDER
 
 Needs the source tree, torch and torchvision, matplotlib, nvidia-ml-py and filelock; neither an installation nor
-pytest.  It runs the gpu tests, then real sweeps under a memory limit of 8 GiB, and simulates every batch that was
-measured on the same card.  It ends within 6 minutes: what there was no time for is listed as left out.
+pytest.  It runs the gpu tests, calibrates the card (what it finds is written down here and kept nowhere else), then
+runs real sweeps under a memory limit of 8 GiB, without a calibration.  Each batch that was measured stands beside what
+was predicted of it before, and is simulated on the same card.  It ends within 6 minutes: what there was no time for is
+listed as left out.
 """
 
 import argparse
@@ -26,9 +28,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import sweeper  # noqa: E402 - the tree may not be installed
+from sweeper.calibrating import calibrate  # noqa: E402
 from sweeper.record import Record  # noqa: E402
+from sweeper.report import words  # noqa: E402
 from sweeper.runner import open_runner  # noqa: E402
-from sweeper.sweeping import card_like  # noqa: E402
 from sweeper.trial import Fit, OutOfMemory  # noqa: E402
 from sweeper.wire import to_jsonable  # noqa: E402
 
@@ -62,9 +65,28 @@ def run_tests() -> dict[str, str]:
     return found
 
 
+def calibrated() -> dict[str, Any]:
+    """What ``sweep calibrate`` would keep; or why it could not be measured."""
+    with open_runner("fork", timeout_s=60) as runner, tempfile.TemporaryDirectory() as scratch:
+        try:
+            found = calibrate(runner, "cuda", Path(scratch))
+        except sweeper.SweepError as error:
+            return {"error": f"{error.message}; {error.hint}"}
+    print(f"outside the allocator: {found.outside_bytes} bytes, offset {found.reserved_offset_bytes}", flush=True)
+    used = {"outside_bytes": found.outside_bytes, "reserved_offset_bytes": found.reserved_offset_bytes}
+    return {**to_jsonable(found), **used}
+
+
 def check(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """One real sweep, and the same batches simulated."""
-    real = sweeper.sweep(**job, device="cuda", memory_limit=LIMIT, max_batch=512, folder=folder / "real", timeout_s=90)
+    """One real sweep, what was predicted of each batch, and the same batches simulated."""
+    given: dict[str, Any] = {
+        "device": "cuda",
+        "memory_limit": LIMIT,
+        "max_batch": 512,
+        "timeout_s": 90,
+        "calibration": False,
+    }
+    real = sweeper.sweep(**job, **given, folder=folder / "real")
     record = real.record
     beside = simulated(record, folder)
     rows = [
@@ -75,20 +97,23 @@ def check(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
             "measured_reserved_bytes": point.peak_reserved_bytes,
             "measured_process_bytes": point.process_bytes,
             "step_seconds": point.step_seconds,
+            "predicted": to_jsonable(point.predicted),
+            "prediction_error": point.prediction_error,
             **beside[point.size],
         }
         for point in real.curve
     ]
     contexts = [trial.outcome.context_bytes for trial in record.trials if isinstance(trial.outcome, Fit | OutOfMemory)]
     predicted = record.prediction.max_batch if record.prediction else None
-    print(f"{job}: measured {real.max_batch}, simulated {predicted}", flush=True)
+    print(f"{job}: {words.prediction(record)}", flush=True)
     return {
         "job": dict(job),
         "memory_limit": LIMIT,
         "measured_max_batch": real.max_batch,
         "measured_proven": real.proven,
         "recommended_batch": real.recommended_batch,
-        "simulated_max_batch": predicted,
+        "predicted_max_batch": predicted,
+        "prediction_errors": to_jsonable(record.prediction_errors),
         "context_bytes": next((size for size in contexts if size is not None), None),
         "broken": to_jsonable(record.broken),
         "warnings": list(record.warnings),
@@ -99,12 +124,13 @@ def check(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 def simulated(record: Record, folder: Path) -> dict[int, dict[str, Any]]:
     """What a simulated trial says of each batch that was measured; one host for all."""
-    assert record.device is not None
-    card = f"sim:{card_like(record.device)}"
+    card = record.card
+    assert card is not None
     found = {}
     with open_runner("fork", timeout_s=60) as runner:
         for point in record.curve:
-            spec = dataclasses.replace(record.header.spec, device=card, batch_size=point.size)
+            device = f"sim:{card.name}"
+            spec = dataclasses.replace(record.header.spec, device=device, card=card, batch_size=point.size)
             outcome = runner.run(spec, folder / f"sim-{point.size}")
             found[point.size] = {
                 "simulated_outcome": type(outcome).__name__,
@@ -120,9 +146,10 @@ def main() -> int:
     options = parser.parse_args()
     began = time.monotonic()
     found: dict[str, Any] = {
-        "schema": 1,
+        "schema": 2,
         "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "tests": run_tests(),
+        "calibration": calibrated(),
         "jobs": [],
         "left_out": [],
     }

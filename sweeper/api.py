@@ -16,9 +16,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sweeper import cards, model_names
+from sweeper import calibrating, cards, model_names
 from sweeper.accuracy import accuracy
 from sweeper.allocator_conf import AllocatorConf
+from sweeper.calibration import Calibration
+from sweeper.calibrations import Calibrations
+from sweeper.calibrations import default_folder as calibrations_folder
 from sweeper.checks import bytes_of, check_device, check_numbers, check_sizes, check_steps, one_of
 from sweeper.drawing import draw, draw_timeline
 from sweeper.errors import UnknownName, UsageError, WorkerFailed
@@ -34,7 +37,20 @@ from sweeper.units import format_bytes
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["AUTO_CARD", "Forecast", "Run", "draw", "draw_timeline", "load", "predict", "predict_all", "resume", "sweep"]
+__all__ = [
+    "AUTO_CARD",
+    "Forecast",
+    "Run",
+    "calibrate",
+    "calibrations",
+    "draw",
+    "draw_timeline",
+    "load",
+    "predict",
+    "predict_all",
+    "resume",
+    "sweep",
+]
 
 # What `auto` simulates on a machine without a GPU: a card that many students have.
 AUTO_CARD = "rtx4060"
@@ -116,6 +132,7 @@ def sweep(
     margin: float = 0.05,
     round_to: int | None = None,
     predict: bool = True,
+    calibration: bool = True,
     timeout_s: float = 600.0,
     isolation: str = "fork",
     host_memory_limit: int | str | None = None,
@@ -127,8 +144,9 @@ def sweep(
 
     ``batches`` measures just those instead.  ``memory_limit`` and ``host_memory_limit`` are bytes or a text such as
     ``"8GiB"``; ``margin`` is the share of capacity the recommended batch leaves free; ``confirm`` is how often the
-    answer must fit (1 on simulated cards, 2 on real devices when None).  ``folder`` defaults to a new one in
-    ``results/``.  Raises ``UsageError`` before anything runs when the question cannot be asked, ``FolderUnusable`` or
+    answer must fit (1 on simulated cards, 2 on real devices when None).  ``calibration`` is whether a kept calibration
+    of the card is used.  ``folder`` defaults to a new one in ``results/``.  Raises ``UsageError`` before anything runs
+    when the question cannot be asked, ``CalibrationUnusable`` for what is kept of the card, ``FolderUnusable`` or
     ``FolderInUse`` for the folder, ``WorkerFailed`` when no worker starts.  A trial that breaks does not raise: see
     ``Run.record.broken``.
     """
@@ -144,12 +162,14 @@ def sweep(
     check_steps(steps)
     check_numbers(confirm=confirm, points=points, margin=margin, round_to=round_to, timeout_s=timeout_s)
     model_names.check_model(model)
+    kept = calibrations(calibration)
+    spec = _as_calibrated(spec, kept)
     check_device(spec)
     host_limit = bytes_of(host_memory_limit)
     with contextlib.ExitStack() as stack:
         runner = stack.enter_context(open_runner(isolation, timeout_s=timeout_s, host_memory_limit_bytes=host_limit))
         if spec.device == "auto":
-            spec = dataclasses.replace(spec, device=_choose_device(runner))
+            spec = _as_calibrated(dataclasses.replace(spec, device=_choose_device(runner)), kept)
             (observer or Silent()).chose(spec.device)
         if confirm is None:
             confirm = _CONFIRM_SIMULATED if spec.device.startswith("sim:") else _CONFIRM_REAL
@@ -165,12 +185,13 @@ def sweep(
             isolation=isolation,  # type: ignore[arg-type]
             predict=predict,
             host_memory_limit_bytes=host_limit,
+            calibration=calibration,
         )
         header = _header(spec, settings, command)
         path = Path(folder) if folder is not None else _new_folder(header)
         with Journal.create(path, header) as journal:
             try:
-                return _finish(journal, runner, observer)
+                return _finish(journal, runner, observer, kept)
             except (UsageError, WorkerFailed):
                 if not journal.record.trials:
                     journal.discard()
@@ -192,6 +213,7 @@ def predict(
     steps: int = 3,
     cache: bool = True,
     history: bool = False,
+    calibration: bool = True,
     on_trace: Callable[[TrialSpec, str], None] | None = None,
 ) -> Forecast:
     """Say, without a GPU and without a trial, what fits on ``card``: the largest batch, the curve, and why not more.
@@ -199,15 +221,17 @@ def predict(
     ``card`` is a name of the catalogue or a size; ``budget`` is bytes or a text such as ``"16GiB"``, a limit below the
     card's or, without a card, all there is (with the kernels of compute capability 8.9).  ``batch`` asks about that
     batch too: ``Forecast.fits`` and ``Forecast.headroom_bytes`` are then its.  ``cache`` keeps and uses the traces of
-    earlier questions.  ``history`` asks for ``Forecast.history``, the step event by event, which ``draw_timeline``
-    draws.  ``on_trace`` is told what is traced, and for which compute capability, before it is.  Raises ``UsageError``
-    when the question cannot be asked, ``Untraceable`` when the model cannot run without values, ``WorkerFailed`` when
-    no worker starts.
+    earlier questions, ``calibration`` a kept calibration of the card.  ``history`` asks for ``Forecast.history``, the
+    step event by event, which ``draw_timeline`` draws.  ``on_trace`` is told what is traced, and for which compute
+    capability, before it is.  Raises ``UsageError`` when the question cannot be asked, ``CalibrationUnusable`` for what
+    is kept of the card, ``Untraceable`` when the model cannot run without values, ``WorkerFailed`` when no worker
+    starts.
     """
     spec = _spec(model, model_args, precision, optimizer, mode, image_size, steps)
     limit = bytes_of(budget)
     wanted = _wanted(spec, max_batch=max_batch, batch=batch, budget_bytes=limit, history=history)
-    return _forecasts(spec, (_card_of(card, limit),), wanted, cache=cache, on_trace=on_trace)[0]
+    asked = _card_of(card, limit, calibrations(calibration))
+    return _forecasts(spec, (asked,), wanted, cache=cache, on_trace=on_trace)[0]
 
 
 def predict_all(
@@ -223,12 +247,13 @@ def predict_all(
     image_size: int | None = None,
     steps: int = 3,
     cache: bool = True,
+    calibration: bool = True,
     on_trace: Callable[[TrialSpec, str], None] | None = None,
 ) -> tuple[Forecast, ...]:
     """The same of every card in the catalogue, the smallest answer first; a budget limits the cards that have more."""
     spec = _spec(model, model_args, precision, optimizer, mode, image_size, steps)
     wanted = _wanted(spec, max_batch=max_batch, batch=batch, budget_bytes=bytes_of(budget))
-    found = _forecasts(spec, tuple(cards.cards().values()), wanted, cache=cache, on_trace=on_trace)
+    found = _forecasts(spec, tuple(calibrations(calibration).cards()), wanted, cache=cache, on_trace=on_trace)
     return tuple(sorted(found, key=lambda one: (one.max_batch or 0, one.capacity_bytes, one.card.name)))
 
 
@@ -241,12 +266,40 @@ def resume(folder: str | Path, *, observer: Observer | None = None) -> Run:
             timeout_s=settings.timeout_s,
             host_memory_limit_bytes=settings.host_memory_limit_bytes,
         ) as runner:
-            return _finish(journal, runner, observer)
+            return _finish(journal, runner, observer, calibrations(settings.calibration))
 
 
-def _finish(journal: Journal, runner: Runner, observer: Observer | None) -> Run:
+def calibrate(
+    *, device: str = "cuda", timeout_s: float = 600.0, on_job: Callable[[TrialSpec], None] | None = None
+) -> tuple[Calibration, Path]:
+    """Measure the GPU that is ``device`` and keep what was found; returns it, and the file it is kept in.
+
+    ``on_job`` is told of each job before it runs.  Raises ``UsageError`` where there is no such GPU, ``TrialsBroke``
+    where a job does not run on it, ``FolderUnusable`` where nothing can be kept.
+    """
+    check_numbers(confirm=None, points=1, margin=0, round_to=None, timeout_s=timeout_s)
+    with open_runner("fork", timeout_s=timeout_s) as runner, tempfile.TemporaryDirectory() as scratch:
+        found = calibrating.calibrate(runner, device, Path(scratch), on_job=on_job)
+    return found, calibrations().put(found)
+
+
+def calibrations(used: bool = True) -> Calibrations:
+    """What is kept of this user's cards; none of it unless it is ``used``."""
+    return Calibrations(calibrations_folder() if used else None)
+
+
+def _as_calibrated(spec: TrialSpec, kept: Calibrations) -> TrialSpec:
+    """``spec`` with the card to simulate, where its card was calibrated."""
+    kind, _, name = spec.device.partition(":")
+    if kind != "sim" or not name:
+        return spec
+    card = kept.card(name)
+    return dataclasses.replace(spec, device=f"sim:{card.name}", card=card) if card.calibrated else spec
+
+
+def _finish(journal: Journal, runner: Runner, observer: Observer | None, kept: Calibrations) -> Run:
     """Run to the end, then derive the files that a person opens."""
-    record = run_sweep(journal, runner, observer or Silent())
+    record = run_sweep(journal, runner, observer or Silent(), kept)
     draw(journal.folder)
     return Run(record, journal.folder)
 
@@ -302,10 +355,10 @@ def _spec(
     )
 
 
-def _card_of(name: str | None, budget_bytes: int | None) -> cards.Card:
+def _card_of(name: str | None, budget_bytes: int | None, kept: Calibrations) -> cards.Card:
     """The card that is meant; without a name one that is the budget, all of it for the allocator."""
     if name is not None:
-        card = cards.card(name)
+        card = kept.card(name)
         if budget_bytes is not None and budget_bytes > card.total_bytes:
             raise UsageError(
                 f"the budget of {format_bytes(budget_bytes)} is more than {card.label} has "

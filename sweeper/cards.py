@@ -5,6 +5,8 @@ figure on the box, and less than what nvidia-smi prints.  It moves by up to 2 % 
 GDDR memory; ``total_source`` says which report stands here.  A process loses ``context_bytes`` of it before the first
 tensor: the CUDA context and the kernels it loads.
 
+What was measured on one card stands in for this when it is kept (``sweeper.calibration``): ``calibrated`` then says so.
+
 Not known here: what a display, another process or a virtual machine's profile takes; how a context grows with the
 kernels a model uses.  Bandwidth is the datasheet's.  AMD's capability is what a ROCm build of torch reports.
 """
@@ -19,16 +21,36 @@ from types import MappingProxyType
 from sweeper.errors import UnknownName, UsageError
 from sweeper.units import GIB, MIB, format_bytes, parse_bytes
 
-__all__ = ["Card", "card", "cards"]
+__all__ = ["LISTING", "Calibrated", "Card", "card", "cards", "find", "name_for"]
 
-_LISTING = "`sweep cards` lists them; a size such as 24GiB is a card too"
+LISTING = "`sweep cards` lists them; a size such as 24GiB is a card too"
+
+
+# A driver's report of one card's total moves by so much: 2 % with its version, 6 % with ECC.
+_SAME_CARD = 0.07
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibrated:
+    """When and with what a card's total and context were measured.
+
+    ``reserved_offset_bytes`` is what it reserved beyond what is simulated, in every job that was tried: negative where
+    it took less.  ``loaded_bytes`` of the context came after the first tensor, with the kernels.
+    """
+
+    date: str  # ISO 8601
+    torch: str
+    driver: str | None = None
+    reserved_offset_bytes: int = 0
+    loaded_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
     """One GPU.  ``compute_capability`` is ``major.minor``; bandwidth is bytes a second, None where not looked up.
 
-    ``multiprocessors`` is None for AMD's, whose reductions are planned otherwise.
+    ``multiprocessors`` is None for AMD's, whose reductions are planned otherwise.  ``calibrated`` is None where the
+    numbers are the catalogue's.
     """
 
     name: str
@@ -42,6 +64,12 @@ class Card:
     context_source: str
     memory_bandwidth_bytes_per_s: int | None
     vendor: str
+    calibrated: Calibrated | None = None
+
+    @property
+    def capacity_bytes(self) -> int:
+        """What PyTorch's allocator can have."""
+        return self.total_bytes - self.context_bytes
 
 
 def _gib(size: float) -> int:
@@ -192,7 +220,27 @@ def card(name: str) -> Card:
         raise UsageError(f"{name!r} can be {' or '.join(meant)}", hint="write the one that is meant")
     if re.fullmatch(r"\s*\d+(\.\d+)?\s*([kmgt]i?b?|b)\s*", name, re.IGNORECASE):
         return _of_size(name)
-    raise UnknownName("card", name, known, listing=_LISTING)
+    raise UnknownName("card", name, known, listing=LISTING)
+
+
+def find(label: str, total_bytes: int) -> Card | None:
+    """The card of the catalogue that the driver calls ``label``, with about that total; None where it has none.
+
+    ROCm adds words to the label, or names two cards in it (``AMD Instinct MI250X / MI250``).
+    """
+    named = [c for c in cards().values() if c.label == label or (c.vendor == "AMD" and c.label in label)]
+    nearest = min(named, key=lambda card: abs(card.total_bytes - total_bytes), default=None)
+    if nearest is None or abs(nearest.total_bytes - total_bytes) > _SAME_CARD * nearest.total_bytes:
+        return None
+    return nearest
+
+
+def name_for(label: str, total_bytes: int) -> str:
+    """The catalogue's name of such a card; one made of its label and size where the catalogue has none."""
+    known = find(label, total_bytes)
+    if known is not None:
+        return known.name
+    return f"{re.sub(r'[^a-z0-9]+', '-', label.lower()).strip('-') or 'card'}-{max(1, round(total_bytes / GIB))}gb"
 
 
 def _of_size(text: str) -> Card:

@@ -34,7 +34,7 @@ def check_device(spec: TrialSpec) -> None:
         case "cuda", index if index.isdigit():
             pass
         case "sim", name if name:
-            card = cards.card(name)
+            card = spec.card or cards.card(name)
             check_limit(limit, card.label, card.total_bytes)
         case "sim", _:
             raise UsageError("sim: names no card", hint="write --device sim:rtx4060; `sweep cards` lists them")

@@ -10,6 +10,7 @@
     │   ├── FolderUnusable          cannot be written or is no run
     │   ├── JournalBroken           a line in the middle cannot be read
     │   └── SchemaTooNew            written by a newer sweeper
+    ├── CalibrationUnusable     2   a kept calibration that cannot be read
     ├── WorkerFailed            3   the worker host does not start or keeps dying
     ├── TrialsBroke             3   trials failed for a reason that is not memory
     └── Untraceable             3   the step cannot be simulated, so nothing can be predicted
@@ -21,6 +22,7 @@ import difflib
 from collections.abc import Iterable
 
 __all__ = [
+    "CalibrationUnusable",
     "FolderInUse",
     "FolderUnusable",
     "JournalBroken",
@@ -78,6 +80,10 @@ class JournalBroken(RecordError):
 
 class SchemaTooNew(RecordError):
     """A file written by a newer sweeper."""
+
+
+class CalibrationUnusable(SweepError):
+    """A kept calibration that cannot be read, or was written by a newer sweeper."""
 
 
 class WorkerFailed(SweepError):

@@ -2,8 +2,8 @@
 
 ``journal.jsonl`` holds one JSON object a line, each flushed to the disk before the sweep goes on:
 
-    {"schema": 1, "entry": "header", ...}       what was asked                              always the first line
-    {"entry": "device", ...}                    what the worker said of the device, and the prediction
+    {"schema": 2, "entry": "header", ...}       what was asked                              always the first line
+    {"entry": "device", ...}                    what the worker said of the device, the prediction, and of which card
     {"entry": "trial", ...}                     one line a trial, in order
 
 It only grows.  A last line without its newline, or that cannot be read, means that the driver died while writing it:
@@ -23,6 +23,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from sweeper.cards import Card
 from sweeper.errors import FolderInUse, FolderUnusable, JournalBroken, SchemaTooNew
 from sweeper.prediction import Prediction
 from sweeper.record import Header, Record, TrialRecord
@@ -32,10 +33,17 @@ from sweeper.wire import WireError, from_jsonable, to_jsonable
 __all__ = ["SCHEMA", "Journal", "read_record"]
 
 # 1  first version
-SCHEMA = 1
+# 2  adds the card that is simulated or predicted, and what was predicted of each trial; entries of 1 read as None
+SCHEMA = 2
+
+
+def _from_1_to_2(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The other new fields have defaults.  A run of schema 1 that goes on has lines of 2 at its end already."""
+    return [{"card": None, **entry} if entry.get("entry") == "device" else entry for entry in entries]
+
 
 # One function a step: takes every line of a journal of its number, as parsed, and returns those of the next.
-_UPGRADES: Mapping[int, Callable[[list[dict[str, Any]]], list[dict[str, Any]]]] = {}
+_UPGRADES: Mapping[int, Callable[[list[dict[str, Any]]], list[dict[str, Any]]]] = {1: _from_1_to_2}
 
 FILE = "journal.jsonl"
 
@@ -75,9 +83,11 @@ class Journal:
                 os.truncate(folder / FILE, whole_bytes)
             yield cls(folder, record)
 
-    def set_device(self, device: DeviceReport, prediction: Prediction | None) -> None:
-        self._append({"entry": "device", "device": to_jsonable(device), "prediction": to_jsonable(prediction)})
-        self.record = dataclasses.replace(self.record, device=device, prediction=prediction)
+    def set_device(self, device: DeviceReport, prediction: Prediction | None, card: Card | None = None) -> None:
+        """``card`` is what the prediction is of."""
+        found = {"device": device, "prediction": prediction, "card": card}
+        self._append({"entry": "device", **to_jsonable(found)})
+        self.record = dataclasses.replace(self.record, device=device, prediction=prediction, card=card)
 
     def add(self, trial: TrialRecord) -> None:
         self._append({"entry": "trial", **to_jsonable(trial)})
@@ -153,11 +163,12 @@ def _with_entry(record: Record | None, entry: dict[str, Any]) -> Record:
                 return Record(header=from_jsonable(Header, fields))
         raise WireError("the first line is not a header")
     match entry:
-        case {"entry": "device", "device": device, "prediction": prediction}:
+        case {"entry": "device", "device": device, "prediction": prediction, "card": card}:
             return dataclasses.replace(
                 record,
                 device=from_jsonable(DeviceReport, device),
                 prediction=from_jsonable(Prediction | None, prediction),
+                card=from_jsonable(Card | None, card),
             )
         case {"entry": "trial", **fields}:
             return record.with_trial(from_jsonable(TrialRecord, fields))

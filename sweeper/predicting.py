@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sweeper import calibration
 from sweeper.accuracy import Accuracy
 from sweeper.allocator_conf import AllocatorConf
 from sweeper.cards import Card
@@ -42,8 +43,10 @@ __all__ = [
     "StepTracer",
     "Wanted",
     "affine_law",
+    "as_reserved_on",
     "forecasts",
     "job_traces",
+    "room_on",
 ]
 
 # Small, so that tracing is quick and nothing special happens at them (a batch of 1 breaks batch norm after pooling);
@@ -242,7 +245,7 @@ def forecasts(
     jobs: dict[str, _Job] = {}
     for card in cards:
         began = time.monotonic()
-        on_card = dataclasses.replace(spec, device=f"sim:{card.name}")
+        on_card = dataclasses.replace(spec, device=f"sim:{card.name}", card=card if card.calibrated else None)
         job = jobs.get(card.compute_capability)
         if job is None:
             traces = job_traces(tracer, on_card, card.compute_capability)
@@ -276,21 +279,21 @@ class _Job:
             self._notes += (f"batch 1 does not run, so the sizes start at 2 ({problem.message})",)
 
     def forecast(self, spec: TrialSpec, card: Card, wanted: Wanted) -> Forecast:
-        room = _room_of(card, wanted.budget_bytes)
+        room = room_on(card, card.capacity_bytes, wanted.budget_bytes)
         floor = max(wanted.floor, self._floor)
         prediction = predict_within(self._replays, room, cap=max(wanted.cap, floor), floor=floor)
         largest = prediction.max_batch
         return Forecast(
-            spec=dataclasses.replace(spec, memory_limit_bytes=room.limit_bytes),
+            spec=dataclasses.replace(spec, memory_limit_bytes=wanted.budget_bytes),
             card=card,
-            capacity_bytes=room.least_bytes,
+            capacity_bytes=min(card.capacity_bytes, wanted.budget_bytes or card.capacity_bytes),
             cap=max(wanted.cap, floor),
             floor=floor,
-            prediction=prediction,
+            prediction=as_reserved_on(card, prediction),
             fitting=tuple(point.size for point in prediction.points if self._replays.fits(point.size, room)),
-            uncapped_peak_bytes=None if largest is None else self._replays.uncapped(largest).peak_reserved_bytes,
-            least_capacity_bytes=None if largest is None else self._replays.least_capacity_bytes(largest),
-            asked=None if wanted.batch is None else self._asked(wanted.batch, room),
+            uncapped_peak_bytes=None if largest is None else self._uncapped_peak_bytes(largest, card),
+            least_capacity_bytes=None if largest is None else self._least_capacity_bytes(largest, card),
+            asked=None if wanted.batch is None else self._asked(wanted.batch, card, room),
             accuracy=wanted.accuracy,
             history=self._replays.recorded(wanted.batch or largest or floor, room) if wanted.history else None,
             notes=self._notes,
@@ -305,7 +308,7 @@ class _Job:
         peak, known = found.uncapped_peak_bytes, wanted.accuracy
         if known is None or known.peaks.percentile_90 >= 1 or peak is None or not self._has_law:
             return None
-        share, room = known.peaks.percentile_90, _room_of(found.card, wanted.budget_bytes)
+        share, room = known.peaks.percentile_90, room_on(found.card, found.card.capacity_bytes, wanted.budget_bytes)
         least, most = (
             largest_within(self._replays, room.times(times), cap=found.cap, floor=found.floor)
             for times in (1 - share, 1 + share)
@@ -318,18 +321,46 @@ class _Job:
             most_batch=most,
         )
 
-    def _asked(self, size: int, room: Room) -> AskedBatch:
+    def _uncapped_peak_bytes(self, size: int, card: Card) -> int:
+        ran = self._replays.uncapped(size)
+        return calibration.reserved_bytes(card, ran.peak_reserved_bytes, at_least=ran.peak_allocated_bytes)
+
+    def _least_capacity_bytes(self, size: int, card: Card) -> int:
+        return calibration.reserved_bytes(card, self._replays.least_capacity_bytes(size))
+
+    def _asked(self, size: int, card: Card, room: Room) -> AskedBatch:
         failure = None if self._replays.fits(size, room) else self._replays.within(size, room).failure
         return AskedBatch(
             size=size,
-            uncapped_peak_bytes=self._replays.uncapped(size).peak_reserved_bytes,
-            least_capacity_bytes=self._replays.least_capacity_bytes(size),
+            uncapped_peak_bytes=self._uncapped_peak_bytes(size, card),
+            least_capacity_bytes=self._least_capacity_bytes(size, card),
             failure=None if failure is None else predicted_failure(size, failure),
         )
 
 
-def _room_of(card: Card, budget_bytes: int | None) -> Room:
-    """What a job may have on ``card``, as the simulated device gives it; a budget is a limit on the allocator."""
+def room_on(card: Card, capacity_bytes: int, limit_bytes: int | None) -> Room:
+    """What a simulated allocator may have where one on ``card`` has ``capacity_bytes``, under a limit of its own."""
     return Room(
-        capacity_bytes=card.total_bytes - card.context_bytes, limit_bytes=budget_bytes, total_bytes=card.total_bytes
+        capacity_bytes=calibration.allocator_bytes(card, capacity_bytes),
+        limit_bytes=None if limit_bytes is None else calibration.allocator_bytes(card, limit_bytes),
+        total_bytes=card.total_bytes,
+    )
+
+
+def as_reserved_on(card: Card, simulated: Prediction) -> Prediction:
+    """``simulated`` with the reserved peaks that ``card`` would show."""
+    points = tuple(
+        dataclasses.replace(
+            point,
+            peak_reserved_bytes=calibration.reserved_bytes(
+                card, point.peak_reserved_bytes, at_least=point.peak_allocated_bytes
+            ),
+        )
+        for point in simulated.points
+    )
+    peak = simulated.peak_bytes_at_max
+    return dataclasses.replace(
+        simulated,
+        points=points,
+        peak_bytes_at_max=None if peak is None else calibration.reserved_bytes(card, peak),
     )

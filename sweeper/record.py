@@ -10,11 +10,13 @@ memory: it is run once more, and when it breaks again the sweep ends (``Record.b
 """
 
 import dataclasses
+import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from sweeper.cards import Card
 from sweeper.curve import MemoryLaw, fit_law
 from sweeper.failures import confirm_suspect
 from sweeper.prediction import PredictedPoint, Prediction
@@ -23,7 +25,17 @@ from sweeper.search import Listed, Search
 from sweeper.trial import Breakdown, Broken, DeviceReport, Fit, Outcome, OutOfMemory, TrialSpec
 from sweeper.units import MIB
 
-__all__ = ["CurvePoint", "Header", "NextTrial", "Purpose", "Record", "Settings", "TrialRecord"]
+__all__ = [
+    "CurvePoint",
+    "Header",
+    "NextTrial",
+    "PredictedTrial",
+    "PredictionErrors",
+    "Purpose",
+    "Record",
+    "Settings",
+    "TrialRecord",
+]
 
 Purpose = Literal["curve", "boundary", "confirm", "recommended", "listed", "repeat", "retry"]
 
@@ -37,7 +49,10 @@ NOISE_BYTES = 64 * MIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How the sweep goes about it; ``sizes`` is ``--batches``: just these, no search."""
+    """How the sweep goes about it; ``sizes`` is ``--batches``: just these, no search.
+
+    ``calibration`` is whether a kept calibration of the card is used, where there is one.
+    """
 
     floor: int = 1
     cap: int
@@ -51,6 +66,7 @@ class Settings:
     predict: bool = True
     host_memory_limit_bytes: int | None = None
     axis: Literal["batch"] = "batch"
+    calibration: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +83,38 @@ class Header:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedTrial:
+    """What was to be expected of a trial on a GPU.  Bytes.
+
+    The peaks are those within what the trial could have where it was predicted to fit, else with nothing in its way.
+    ``least_capacity_bytes`` is the least the batch runs in, of one that ran out or was predicted to.
+    """
+
+    fits: bool
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    least_capacity_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionErrors:
+    """(predicted - measured) / measured of the reserved peaks of all batches that were measured to fit.
+
+    ``median`` is of their size; ``worst`` is the largest, with its sign, at ``worst_size``.
+    """
+
+    sizes: int
+    median: float
+    worst: float
+    worst_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRecord:
-    """One trial as the journal keeps it; ``folder`` is relative to the run's."""
+    """One trial as the journal keeps it; ``folder`` is relative to the run's.
+
+    ``predicted`` is for trials on a GPU that were given the whole capacity.
+    """
 
     number: int
     size: int
@@ -78,6 +124,7 @@ class TrialRecord:
     seconds: float
     folder: str
     withheld_bytes: int = 0
+    predicted: PredictedTrial | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,15 +151,27 @@ class CurvePoint:
     samples_per_second: float | None = None
     breakdown: Breakdown | None = None
     holdings: Breakdown | None = None
+    predicted: PredictedTrial | None = None
+
+    @property
+    def prediction_error(self) -> float | None:
+        """(predicted - measured) / measured of the reserved peak; None where nothing is predicted, or it ran out."""
+        if self.predicted is None or self.outcome != "fit" or not self.peak_reserved_bytes:
+            return None
+        return (self.predicted.peak_reserved_bytes - self.peak_reserved_bytes) / self.peak_reserved_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One run.  ``device`` and ``prediction`` are None until the worker has answered."""
+    """One run.  ``device``, ``prediction`` and ``card`` are None until the worker has answered.
+
+    ``card`` is what the prediction is of: for a GPU the one that is there, as it was calibrated.
+    """
 
     header: Header
     device: DeviceReport | None = None
     prediction: Prediction | None = None
+    card: Card | None = None
     trials: tuple[TrialRecord, ...] = ()
 
     def with_trial(self, trial: TrialRecord) -> "Record":
@@ -286,7 +345,10 @@ class Record:
         by_size: dict[int, list[Outcome]] = {}
         for trial, outcome in self.verdicts:
             by_size.setdefault(trial.size, []).append(outcome)
-        return tuple(_point(size, by_size[size]) for size in sorted(by_size))
+        predicted = {trial.size: trial.predicted for trial, _ in self.verdicts if trial.predicted is not None}
+        return tuple(
+            dataclasses.replace(_point(size, by_size[size]), predicted=predicted.get(size)) for size in sorted(by_size)
+        )
 
     @cached_property
     def law(self) -> MemoryLaw | None:
@@ -307,6 +369,20 @@ class Record:
         if self.max_batch >= self.header.settings.cap:
             return None
         return (self.prediction.max_batch - self.max_batch) / self.max_batch
+
+    @cached_property
+    def prediction_errors(self) -> PredictionErrors | None:
+        """How far off the predicted peaks were; None where none stands beside a batch that fits."""
+        errors = {p.size: error for p in self.curve if (error := p.prediction_error) is not None}
+        if not errors:
+            return None
+        worst = max(errors, key=lambda size: abs(errors[size]))
+        return PredictionErrors(
+            sizes=len(errors),
+            median=statistics.median(map(abs, errors.values())),
+            worst=errors[worst],
+            worst_size=worst,
+        )
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:

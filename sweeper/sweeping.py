@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Protocol
 
 from sweeper import cards
-from sweeper.allocator_conf import AllocatorConf
+from sweeper.calibrations import Calibrations
 from sweeper.checks import check_limit
-from sweeper.errors import Untraceable, UsageError, WorkerFailed
+from sweeper.errors import UsageError, WorkerFailed
 from sweeper.journal import Journal
-from sweeper.predicting import StepTracer, affine_law
-from sweeper.prediction import Prediction, Replays, Room, predict_host, predict_within
+from sweeper.prediction import Prediction
 from sweeper.record import NextTrial, Record, TrialRecord
 from sweeper.runner import Exit, Runner, read_response
-from sweeper.trace import NotAffine
+from sweeper.seeding import Seed, card_of
 from sweeper.trial import (
     Broken,
     Describe,
@@ -36,7 +35,9 @@ from sweeper.trial import (
 )
 from sweeper.wire import WireError
 
-__all__ = ["Observer", "Silent", "card_like", "describe", "run_sweep"]
+__all__ = ["Observer", "Silent", "describe", "run_sweep"]
+
+_NONE_KEPT = Calibrations(None)
 
 
 class Observer(Protocol):
@@ -67,23 +68,26 @@ class Silent:
     def ended(self, record: Record, trial: TrialRecord) -> None: ...
 
 
-def run_sweep(journal: Journal, runner: Runner, observer: Observer) -> Record:
+def run_sweep(journal: Journal, runner: Runner, observer: Observer, calibrations: Calibrations = _NONE_KEPT) -> Record:
     """Take the sweep in ``journal`` to its end and return it.
 
+    The calibration of a GPU is looked up among ``calibrations`` when the sweep begins; from then on the journal has it.
     Raises ``WorkerFailed`` when no worker runs, ``UsageError`` when the device cannot do what is asked.  Trials that
     break end the sweep without raising: ``Record.broken`` says why.
     """
     trials = journal.folder / "trials"
     observer.opened(journal.folder)
     if journal.record.device is None:
-        _begin(journal, runner, trials)
-    elif journal.record.next_trial() is not None:
-        _check_same_device(journal.record.device, describe(runner, journal.record.header.spec, trials / "0000-device"))
+        seed = _begin(journal, runner, trials, calibrations)
+    else:
+        seed = _begun(journal.record, runner, trials)
     assert journal.record.device is not None
     observer.described(journal.record.device, journal.record.prediction)
     while (asked := journal.record.next_trial()) is not None:
         observer.started(journal.record, asked)
         trial = _run_trial(journal.record, asked, runner, trials)
+        if seed is not None and not asked.withheld_bytes:
+            trial = dataclasses.replace(trial, predicted=seed.beside(asked.size, trial.outcome))
         journal.add(trial)
         observer.ended(journal.record, trial)
     return journal.record
@@ -91,7 +95,7 @@ def run_sweep(journal: Journal, runner: Runner, observer: Observer) -> Record:
 
 def describe(runner: Runner, spec: TrialSpec, folder: Path) -> DeviceReport:
     """Ask the worker what ``spec.device`` is.  Raises ``UsageError`` when it is not there."""
-    request = Describe(device=spec.device, memory_limit_bytes=spec.memory_limit_bytes)
+    request = Describe(device=spec.device, memory_limit_bytes=spec.memory_limit_bytes, card=spec.card)
     response = runner.run(request, folder)
     if isinstance(response, Broken):  # as with a trial: once more, then it is a fault
         response = runner.run(request, folder)
@@ -105,47 +109,37 @@ def describe(runner: Runner, spec: TrialSpec, folder: Path) -> DeviceReport:
     raise WorkerFailed(f"the worker answered with {type(response).__name__}", hint="reinstall sweeper")
 
 
-def _begin(journal: Journal, runner: Runner, trials: Path) -> None:
+def _begin(journal: Journal, runner: Runner, trials: Path, calibrations: Calibrations) -> Seed | None:
+    """Write down what the device is and what is predicted; return what says what is to be expected of each trial.
+
+    None of a device that is no GPU: a simulated trial is the prediction.
+    """
     header = journal.record.header
     device = describe(runner, header.spec, trials / "0000-device")
     check_limit(header.spec.memory_limit_bytes, device.label, device.total_bytes)
-    prediction = _predict(journal.record, device, runner, trials / "0000-trace") if header.settings.predict else None
-    journal.set_device(device, prediction)
-
-
-def _predict(record: Record, device: DeviceReport, runner: Runner, folder: Path) -> Prediction | None:
-    """The prediction, from traces of small batches; None where the step cannot be traced or is not affine.
-
-    It only seeds the search: without it the sweep takes a few trials more.
-    """
-    settings, card = record.header.settings, cards.card(card_like(device))
-    spec = dataclasses.replace(record.header.spec, device=f"sim:{card.name}", memory_limit_bytes=None)
-    try:
-        law = affine_law(StepTracer(runner, folder), spec, card.compute_capability)
-    except (NotAffine, Untraceable):
+    if not header.settings.predict:
+        journal.set_device(device, None)
         return None
-    if device.device == "cpu":
-        return predict_host(law, budget_bytes=device.capacity_bytes, cap=settings.cap, floor=settings.floor)
-    try:
-        conf = AllocatorConf.parse(device.allocator_conf or "")
-    except UsageError:  # words for the allocator that are not simulated
+    measured = header.settings.calibration and _is_gpu(device)
+    kept = calibrations.get(cards.name_for(device.label, device.total_bytes)) if measured else None
+    card = card_of(device, asked=header.spec.card, kept=kept)
+    seed = Seed(dataclasses.replace(journal.record, device=device), card, runner, trials / "0000-trace")
+    journal.set_device(device, seed.prediction(), card if _is_gpu(device) else None)
+    return seed if _is_gpu(device) else None
+
+
+def _begun(record: Record, runner: Runner, trials: Path) -> Seed | None:
+    """The same of a sweep that goes on, on the device it began on."""
+    assert record.device is not None
+    if record.next_trial() is not None:
+        _check_same_device(record.device, describe(runner, record.header.spec, trials / "0000-device"))
+    if record.card is None or record.prediction is None:
         return None
-    room = Room(
-        capacity_bytes=device.capacity_bytes,
-        limit_bytes=record.header.spec.memory_limit_bytes,
-        total_bytes=device.total_bytes,
-    )
-    return predict_within(Replays(law, conf), room, cap=settings.cap, floor=settings.floor)
+    return Seed(record, record.card, runner, trials / "0000-trace")
 
 
-def card_like(device: DeviceReport) -> str:
-    """The catalogue's name for a real or simulated card; its size where the catalogue does not have it."""
-    if device.simulated:
-        return device.device.partition(":")[2]
-    for name, card in cards.cards().items():
-        if card.label in device.label and abs(card.total_bytes - device.total_bytes) < 0.05 * card.total_bytes:
-            return name
-    return f"{max(device.total_bytes, 1)}B"
+def _is_gpu(device: DeviceReport) -> bool:
+    return not device.simulated and device.device != "cpu"
 
 
 def _run_trial(record: Record, asked: NextTrial, runner: Runner, trials: Path) -> TrialRecord:

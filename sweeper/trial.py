@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from sweeper.cards import Card
 from sweeper.wire import WireError, from_jsonable, to_jsonable
 
 __all__ = [
@@ -21,6 +22,8 @@ __all__ = [
     "SCHEMA",
     "Breakdown",
     "Broken",
+    "Calibrate",
+    "CalibrationTrial",
     "CardMemory",
     "Describe",
     "DeviceReport",
@@ -68,7 +71,10 @@ FailureClass = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialSpec:
-    """One trial: what to train, how, where, and at which size."""
+    """One trial: what to train, how, where, and at which size.
+
+    ``card`` is the card to simulate where it is not as the catalogue has it: calibrated, or of no catalogue.
+    """
 
     TAGGED: ClassVar[bool] = True
 
@@ -83,6 +89,7 @@ class TrialSpec:
     steps: int = 3
     memory_limit_bytes: int | None = None
     seed: int = 0
+    card: Card | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,12 +229,39 @@ Outcome = Fit | OutOfMemory | Broken
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Describe:
-    """The request for a ``DeviceReport``.  ``device`` may be ``auto``, which asks for a GPU if there is one."""
+    """The request for a ``DeviceReport``; ``card`` as in ``TrialSpec``."""
 
     TAGGED: ClassVar[bool] = True
 
     device: str
     memory_limit_bytes: int | None = None
+    card: Card | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibrate:
+    """The request to train as ``spec`` says on a GPU, and to tell what of the card is not the allocator's."""
+
+    TAGGED: ClassVar[bool] = True
+
+    spec: TrialSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationTrial:
+    """The answer to ``Calibrate`` when the trial fits; another outcome is answered as it is.  Bytes.
+
+    ``context_bytes`` and ``outside_bytes`` are of the card's total neither free nor reserved by the allocator
+    (cudaMemGetInfo): before the first tensor, and after the last step with every kernel loaded that it needs.
+    Other processes count in both.
+    """
+
+    TAGGED: ClassVar[bool] = True
+
+    fit: Fit
+    context_bytes: int
+    outside_bytes: int
+    cublas_workspace_bytes: int  # held by the allocator for cuBLAS and cuBLASLt, all handles together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,8 +317,8 @@ class Refused:
     hint: str
 
 
-Request = TrialSpec | Describe | TakeTraces
-Response = Outcome | DeviceReport | Refused | Traced
+Request = TrialSpec | Describe | TakeTraces | Calibrate
+Response = Outcome | DeviceReport | Refused | Traced | CalibrationTrial
 
 
 def request_to_json(request: Request) -> str:

@@ -3,11 +3,14 @@
 The default world is a model of 512 MiB and 22 MiB an image on a card that gives 7,680 MiB: 325 fits, 326 does not.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
+from sweeper.calibration import Calibration, CalibrationJob
+from sweeper.cards import Card
 from sweeper.prediction import PredictedPoint, Prediction
-from sweeper.record import Header, Purpose, Record, Settings, TrialRecord
+from sweeper.record import Header, PredictedTrial, Purpose, Record, Settings, TrialRecord
 from sweeper.trial import (
     Breakdown,
     Broken,
@@ -155,6 +158,7 @@ def a_trial(
     purpose: Purpose = "curve",
     seconds: float = 0.5,
     withheld_bytes: int = 0,
+    predicted: PredictedTrial | None = None,
 ) -> TrialRecord:
     return TrialRecord(
         number=number,
@@ -165,7 +169,43 @@ def a_trial(
         seconds=seconds,
         folder=f"trials/{number:04}-b{size:04}",
         withheld_bytes=withheld_bytes,
+        predicted=predicted,
     )
+
+
+def a_calibration_job(difference_bytes: int = 0, **changes: Any) -> CalibrationJob:
+    """A small job that reserved ``difference_bytes`` more on the card than in its simulation."""
+    given: dict[str, Any] = {
+        "model": "resnet18",
+        "precision": "fp32",
+        "batch_size": 8,
+        "measured_allocated_bytes": 200 * MIB,
+        "measured_reserved_bytes": 256 * MIB + difference_bytes,
+        "simulated_allocated_bytes": 200 * MIB,
+        "simulated_reserved_bytes": 256 * MIB,
+        "outside_bytes": 312 * MIB,
+        "cublas_workspace_bytes": 8_519_680,
+    }
+    return CalibrationJob(**{**given, **changes})
+
+
+def a_calibration(*differences: int, **changes: Any) -> Calibration:
+    """An RTX 4060 with 312 MiB outside the allocator, after jobs whose reserved peaks were off by ``differences``."""
+    given: dict[str, Any] = {
+        "name": "rtx4060",
+        "label": "NVIDIA GeForce RTX 4060",
+        "total_bytes": 8_318_222_336,
+        "compute_capability": "8.9",
+        "context_bytes": 280 * MIB,
+        "others_bytes": 0,
+        "jobs": tuple(a_calibration_job(difference) for difference in differences or (0,)),
+        "date": "2026-11-30",
+        "sweeper": "0.1.0",
+        "torch": "2.14.1+cu130",
+        "cuda": "13.0",
+        "driver": "580.95.05",
+    }
+    return Calibration(**{**given, **changes})
 
 
 def a_prediction(max_batch: int | None = BOUNDARY, sizes: Iterable[int] = (1, 100, 200, 300, BOUNDARY)) -> Prediction:
@@ -189,12 +229,21 @@ def a_record(
     settings: Settings | None = None,
     device: DeviceReport | None = None,
     prediction: Prediction | None = None,
+    card: Card | None = None,
+    predicted: Mapping[int, PredictedTrial] = MappingProxyType({}),
 ) -> Record:
     """A record of ``outcomes``, (size, outcome) pairs in the order they were run, on the device that ``spec`` names."""
     header = a_header(spec=spec, settings=settings)
-    trials = tuple(a_trial(number, size, outcome) for number, (size, outcome) in enumerate(outcomes, start=1))
+    trials = tuple(
+        a_trial(number, size, outcome, predicted=predicted.get(size))
+        for number, (size, outcome) in enumerate(outcomes, start=1)
+    )
     return Record(
-        header=header, device=device or a_device(device=header.spec.device), prediction=prediction, trials=trials
+        header=header,
+        device=device or a_device(device=header.spec.device),
+        prediction=prediction,
+        card=card,
+        trials=trials,
     )
 
 

@@ -2,13 +2,16 @@
 
 from pathlib import Path
 
-from sweeper.record import Record, Settings
+from sweeper.calibration import apply
+from sweeper.cards import card
+from sweeper.record import PredictedTrial, Record, Settings
 from sweeper.report import summary, trial_line
 from sweeper.trial import Fit
 from sweeper.units import GIB, MIB
 from tests.builders import (
     BOUNDARY,
     a_broken,
+    a_calibration,
     a_device,
     a_finished_record,
     a_fit,
@@ -16,7 +19,9 @@ from tests.builders import (
     a_prediction,
     a_record,
     a_spec,
+    allocated_at,
     an_oom,
+    reserved_at,
 )
 
 __all__ = ["CASES", "FOLDER", "golden_text"]
@@ -44,6 +49,36 @@ def _on_cuda() -> Record:
     )
 
 
+def _beside_its_prediction() -> Record:
+    """A calibrated card: 2 MiB too little at every batch but one, of which 64 MiB too much; the failure was foreseen."""
+    sizes = (8, 16, 32, 64, BOUNDARY)
+    off = {size: -2 * MIB for size in sizes} | {64: 64 * MIB}
+    predicted = {
+        size: PredictedTrial(
+            fits=True,
+            peak_allocated_bytes=allocated_at(size),
+            peak_reserved_bytes=reserved_at(size) + off[size],
+        )
+        for size in sizes
+    }
+    beyond = reserved_at(BOUNDARY + 1)
+    predicted[BOUNDARY + 1] = PredictedTrial(
+        fits=False,
+        peak_allocated_bytes=allocated_at(BOUNDARY + 1),
+        peak_reserved_bytes=beyond,
+        least_capacity_bytes=beyond,
+    )
+    return a_record(
+        *((size, a_measured_fit(size)) for size in (*sizes, BOUNDARY)),
+        (BOUNDARY + 1, an_oom(process_bytes=7950 * MIB, context_bytes=300 * MIB)),
+        spec=a_spec(device="cuda"),
+        settings=Settings(cap=512, confirm=2, margin=0),
+        prediction=a_prediction(),
+        card=apply(a_calibration(2 * MIB), card("rtx4060")),
+        predicted=predicted,
+    )
+
+
 def _on_cpu() -> Record:
     def fit(size: int) -> Fit:
         return a_fit(
@@ -67,6 +102,10 @@ def _on_cpu() -> Record:
 CASES: dict[str, Record] = {
     "boundary-simulated": a_finished_record(prediction=a_prediction()),
     "boundary-cuda": _on_cuda(),
+    "beside-prediction": _beside_its_prediction(),
+    "calibrated-simulated": a_finished_record(
+        spec=a_spec(card=apply(a_calibration(), card("rtx4060"))), prediction=a_prediction()
+    ),
     "cap-fits-cpu": _on_cpu(),
     "nothing-fits": a_record(
         (

@@ -8,6 +8,7 @@ import click
 from click_default_group import DefaultGroup
 
 from sweeper import __version__
+from sweeper.cli.calibrate import calibrate
 from sweeper.cli.cards import cards
 from sweeper.cli.models import models
 from sweeper.cli.predict import predict
@@ -39,7 +40,7 @@ def cli() -> None:
     """
 
 
-for command in (run, predict, cards, models, report):
+for command in (run, predict, calibrate, cards, models, report):
     cli.add_command(command)
 
 

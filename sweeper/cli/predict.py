@@ -35,6 +35,7 @@ _NAMED = ""  # --timeline without a name: one of our own
     metavar="[FILE.png]",
     help="Draw memory over the step, of --batch or the largest that fits; write a snapshot for PyTorch's viewer too.",
 )
+@click.option("--no-calibration", is_flag=True, help="Leave out what `sweep calibrate` kept of the card.")
 @click.option("--no-cache", is_flag=True, help="Trace anew, and keep nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the number alone.")
@@ -47,6 +48,7 @@ def predict(
     card: str | None,
     timeline: str | None,
     no_cache: bool,
+    no_calibration: bool,
     as_json: bool,
     quiet: bool,
     color: bool | None,
@@ -65,7 +67,12 @@ def predict(
         raise UsageError("--json and --quiet print different things", hint="give one of them")
     if question["model"] is None:
         raise UsageError("which model?", hint="sweep predict --model resnet18 --card l4; `sweep models` lists them")
-    given: dict[str, Any] = {**question, "cache": not no_cache, "on_trace": None if quiet else _say_tracing}
+    given: dict[str, Any] = {
+        **question,
+        "cache": not no_cache,
+        "calibration": not no_calibration,
+        "on_trace": None if quiet else _say_tracing,
+    }
     colored = sys.stdout.isatty() if color is None else color
     picture = _picture(timeline, card)
     if card == "all":

@@ -47,6 +47,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: str | N
 @click.option("--margin", default=0.05, show_default=True, help="Share of capacity the recommended batch leaves free.")
 @click.option("--round-to", type=int, metavar="N", help="Make the recommended batch a multiple of N.")
 @click.option("--no-predict", is_flag=True, help="Search without a prediction to start from.")
+@click.option("--no-calibration", is_flag=True, help="Leave out what `sweep calibrate` kept of the card.")
 @click.option("--timeout", "timeout_s", default=600.0, show_default=True, metavar="SECONDS", help="Time limit a trial.")
 @click.option(
     "--isolation",
@@ -73,6 +74,7 @@ def run(
     quiet: bool,
     color: bool | None,
     no_predict: bool,
+    no_calibration: bool,
     **question: object,
 ) -> None:
     """Find and prove the largest batch that fits (the default command)."""
@@ -90,8 +92,9 @@ def run(
                 found = api.resume(resume, observer=progress)
             else:
                 command = ["sweep", *sys.argv[1:]]
+                chosen = {"predict": not no_predict, "calibration": not no_calibration}
                 # The names of the options are those of the function's parameters.
-                found = api.sweep(**question, predict=not no_predict, observer=progress, command=command)  # type: ignore[arg-type]
+                found = api.sweep(**question, **chosen, observer=progress, command=command)  # type: ignore[arg-type]
     except KeyboardInterrupt:
         if progress.folder is not None:
             click.echo(f"interrupted; go on with: sweep --resume {shlex.quote(str(progress.folder))}", err=True)

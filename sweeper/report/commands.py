@@ -58,9 +58,13 @@ def sweep_command(spec: TrialSpec, *flags: str) -> str:
 def next_commands(record: Record, folder: Path) -> list[tuple[str, str]]:
     """Return (purpose, command) pairs: how to go on, to prove the answer again, to show it again."""
     spec, settings = record.header.spec, record.header.settings
+
+    def ask(*flags: str) -> str:
+        return sweep_command(spec, *flags, *(() if settings.calibration else ("--no-calibration",)))
+
     show_again = ("show it again", shlex.join(["sweep", "report", str(folder)]))
     if record.broken is not None:
-        return [("try it alone", sweep_command(spec, "--batches", str(record.trials[-1].size))), show_again]
+        return [("try it alone", ask("--batches", str(record.trials[-1].size))), show_again]
     if record.next_trial() is not None:
         return [("go on", shlex.join(["sweep", "--resume", str(folder)])), show_again]
     found: list[tuple[str, str]] = []
@@ -68,11 +72,11 @@ def next_commands(record: Record, folder: Path) -> list[tuple[str, str]]:
     if settings.sizes:
         if best is not None and failing is not None and failing > best + 1:
             bounds = ("--min-batch", str(best), "--max-batch", str(failing))
-            found.append(("find the limit", sweep_command(spec, *bounds)))
+            found.append(("find the limit", ask(*bounds)))
     elif best is not None and failing is None:
-        found.append(("find the limit", sweep_command(spec, "--max-batch", str(2 * settings.cap))))
+        found.append(("find the limit", ask("--max-batch", str(2 * settings.cap))))
     sides = [str(size) for size in (best, failing) if size is not None]
-    found.append(("prove it again", sweep_command(spec, "--batches", ",".join(sides))))
+    found.append(("prove it again", ask("--batches", ",".join(sides))))
     return [*found, show_again]
 
 

@@ -16,8 +16,11 @@ The object of ``to_json`` (schema 1; bytes are integers, times seconds, what was
     prediction         {"max_batch", "peak_bytes_at_max"}; null when none was made
     curve              one entry a size, ascending: {"size", "outcome": "fit" | "oom" | "broken", "trials",
                        "peak_allocated_bytes", "peak_reserved_bytes", "process_bytes", "step_seconds",
-                       "samples_per_second", "breakdown", "holdings"}.  The peaks of an out of memory are how far it
-                       came, those of a broken trial 0.  "breakdown" (bytes by kind at the peak) and "holdings" (the
+                       "samples_per_second", "breakdown", "holdings", and of a GPU, elsewhere null, "predicted_fits",
+                       "predicted_allocated_bytes", "predicted_reserved_bytes", "predicted_least_capacity_bytes" (of
+                       one that ran out or was predicted to), "prediction_error" ((predicted - measured) / measured,
+                       of what is reserved)}.  The peaks of an out of memory are how far it came, those of a broken
+                       trial 0.  "breakdown" (bytes by kind at the peak) and "holdings" (the
                        most of each kind at any time) hold "weights", "buffers", "gradients", "optimizer",
                        "activations", "inputs", "workspace"; null when not known
     law                {"fixed_bytes", "per_sample_bytes", "r_squared", "worst_relative_error", "points_used"}; or null
@@ -25,7 +28,10 @@ The object of ``to_json`` (schema 1; bytes are integers, times seconds, what was
                        "requested_bytes", "free_bytes", "allocated_bytes", "reserved_bytes", "message"}; or null
     broken             why the sweep stopped: {"failure", "reason", "phase", "traceback"}; null when it did not
     finished           nothing is left to run
-    prediction_error   (predicted - found) / found; or null
+    prediction_error   (predicted - found) / found of max_batch; or null
+    prediction_errors  of the curve's: {"sizes", "median" (of their size), "worst" (signed), "worst_size"}; or null
+    calibration        what was measured of the card and is used: {"card", "date", "torch", "driver", "outside_bytes",
+                       "reserved_offset_bytes"}; or null
     warnings           sentences
     spec               all that was asked of a trial but its size
     versions           {"sweeper", "python", "torch", "torchvision", "cuda", "driver"}
@@ -43,6 +49,7 @@ from pathlib import Path
 from typing import Any
 
 from sweeper import __version__
+from sweeper.cards import Card
 from sweeper.curve import fit_law
 from sweeper.predicting import Forecast
 from sweeper.prediction import PredictedPoint
@@ -60,12 +67,16 @@ _CURVE_KEYS = (
     "size", "outcome", "trials", "peak_allocated_bytes", "peak_reserved_bytes",
     "process_bytes", "step_seconds", "samples_per_second",
 )  # fmt: skip
+_PREDICTED_KEYS = (
+    "predicted_fits", "predicted_allocated_bytes", "predicted_reserved_bytes", "predicted_least_capacity_bytes",
+    "prediction_error",
+)  # fmt: skip
 _FAILURE_KEYS = (
     "failure", "phase", "step", "operator", "module",
     "requested_bytes", "free_bytes", "allocated_bytes", "reserved_bytes", "message",
 )  # fmt: skip
 
-CSV_COLUMNS = (*_CURVE_KEYS, "simulated", *(f"{kind}_bytes" for kind in _KINDS))
+CSV_COLUMNS = (*_CURVE_KEYS, "simulated", *(f"{kind}_bytes" for kind in _KINDS), *_PREDICTED_KEYS)
 
 
 def to_json(record: Record, folder: Path) -> dict[str, Any]:
@@ -92,6 +103,8 @@ def to_json(record: Record, folder: Path) -> dict[str, Any]:
         "broken": _broken(record),
         "finished": record.broken is None and record.next_trial() is None,
         "prediction_error": record.prediction_error,
+        "prediction_errors": record.prediction_errors,
+        "calibration": _calibration(record.card or spec.card),
         "warnings": record.warnings,
         "spec": {f.name: getattr(spec, f.name) for f in fields(spec) if f.name != "batch_size"},
         "versions": {
@@ -156,6 +169,8 @@ def forecast_to_json(found: Forecast) -> dict[str, Any]:
         "broken": None,
         "finished": True,
         "prediction_error": None,
+        "prediction_errors": None,
+        "calibration": _calibration(found.card),
         "warnings": (),
         "notes": found.notes,
         "spec": {f.name: getattr(spec, f.name) for f in fields(spec) if f.name != "batch_size"},
@@ -179,7 +194,7 @@ def forecasts_to_json(found: Sequence[Forecast]) -> dict[str, Any]:
 
 def _predicted_point(point: PredictedPoint, found: Forecast) -> dict[str, Any]:
     return {
-        **dict.fromkeys(_CURVE_KEYS),
+        **dict.fromkeys((*_CURVE_KEYS, *_PREDICTED_KEYS)),
         "size": point.size,
         "outcome": "fit" if point.size in found.fitting else "oom",
         "trials": 0,
@@ -198,7 +213,8 @@ def curve_csv(record: Record) -> str:
     for point in record.curve:
         shares = [getattr(point.breakdown, kind, None) for kind in _KINDS]
         simulated = "true" if on_simulated(record) else "false"
-        writer.writerow([*(getattr(point, key) for key in _CURVE_KEYS), simulated, *shares])
+        predicted = ("" if value is None else str(value).lower() for value in _beside(point).values())
+        writer.writerow([*(getattr(point, key) for key in _CURVE_KEYS), simulated, *shares, *predicted])
     return text.getvalue()
 
 
@@ -207,7 +223,33 @@ def _point(point: CurvePoint) -> dict[str, Any]:
     for name in ("breakdown", "holdings"):
         held = getattr(point, name)
         body[name] = held and {kind: getattr(held, kind) for kind in _KINDS}
-    return body
+    return body | _beside(point)
+
+
+def _beside(point: CurvePoint) -> dict[str, Any]:
+    """What was predicted of ``point``, under ``_PREDICTED_KEYS``."""
+    predicted = point.predicted
+    values = (
+        predicted and predicted.fits,
+        predicted and predicted.peak_allocated_bytes,
+        predicted and predicted.peak_reserved_bytes,
+        predicted and predicted.least_capacity_bytes,
+        point.prediction_error,
+    )
+    return dict(zip(_PREDICTED_KEYS, values, strict=True))
+
+
+def _calibration(card: Card | None) -> dict[str, Any] | None:
+    if card is None or card.calibrated is None:
+        return None
+    return {
+        "card": card.name,
+        "date": card.calibrated.date,
+        "torch": card.calibrated.torch,
+        "driver": card.calibrated.driver,
+        "outside_bytes": card.context_bytes,
+        "reserved_offset_bytes": card.calibrated.reserved_offset_bytes,
+    }
 
 
 def _failure(record: Record) -> dict[str, Any] | None:

@@ -141,19 +141,27 @@ def _measured(axes: "Axes", record: Record) -> None:
 
 
 def _predicted(axes: "Axes", record: Record) -> None:
-    if record.prediction is None or not record.prediction.points:
+    peaks, label = _predicted_peaks(record)
+    if not peaks:
         return
-    points = sorted(record.prediction.points, key=lambda point: point.size)
-    peaks = [point.peak_reserved_bytes / MIB for point in points]
     axes.plot(
-        [point.size for point in points],
-        peaks,
+        list(peaks),
+        list(peaks.values()),
         color=GREEN,
         linestyle="--",
         linewidth=1.2,
         zorder=4,
-        label="predicted, uncapped",
+        label=label,
     )
+
+
+def _predicted_peaks(record: Record) -> tuple[dict[int, float], str]:
+    """MiB by batch, and their label: beside what was measured where that is known, else those of the first guess."""
+    beside = {p.size: p.predicted.peak_reserved_bytes / MIB for p in record.curve if p.predicted is not None}
+    if beside:
+        return beside, "predicted"
+    points = sorted(record.prediction.points, key=lambda point: point.size) if record.prediction else []
+    return {point.size: point.peak_reserved_bytes / MIB for point in points}, "predicted, uncapped"
 
 
 def _capacity_line(axes: "Axes", record: Record) -> None:

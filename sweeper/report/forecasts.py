@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from sweeper import __version__
+from sweeper import __version__, calibration
 from sweeper.predicting import Forecast
 from sweeper.prediction import PredictedPoint
 from sweeper.report import words
@@ -177,6 +177,7 @@ def _what_is_known(found: Forecast) -> list[Statement]:
     )
     return [
         Statement("context", context if on.context_bytes else ""),
+        Statement("calibration", f"{known} (predicted)" if (known := calibration.sentence(on)) else ""),
         Statement("error", " ".join(filter(None, [_measured_errors(found), _band(found)]))),
         *(Statement("note", f"{words.printable(note)} (predicted)", "warning") for note in found.notes),
     ]

@@ -4,6 +4,7 @@ Plain ASCII of our own, so it can be piped and pasted anywhere; names given by t
 for characters that a terminal acts on.  Colour is added last, by whole line, and never carries a meaning of its own.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from sweeper.prediction import Prediction
@@ -83,6 +84,8 @@ def columns(record: Record) -> list[Column]:
     if not on_cpu:
         cells = tuple(_peak(p, p.peak_allocated_bytes) for p in curve)
         found.insert(2, Column(heading="peak MiB\nallocated", cells=cells, importance=3))
+    if any(p.predicted is not None for p in curve):
+        found += _predicted_columns(curve)
     if any(p.process_bytes is not None for p in curve):
         cells = tuple("-" if p.process_bytes is None else _peak(p, p.process_bytes) for p in curve)
         found.append(Column(heading="process\nMiB", cells=cells, importance=4))
@@ -93,6 +96,17 @@ def columns(record: Record) -> list[Column]:
         cells = tuple("-" if p.samples_per_second is None else f"{p.samples_per_second:,.1f}" for p in curve)
         found.append(Column(heading="samples/s", cells=cells, importance=2))
     return found
+
+
+def _predicted_columns(curve: Sequence[CurvePoint]) -> list[Column]:
+    """What was predicted beside what was measured; of a batch that ran out, what it would have taken."""
+    predicted = tuple("-" if p.predicted is None else format_mib(p.predicted.peak_reserved_bytes) for p in curve)
+    errors = tuple("-" if p.prediction_error is None else f"{100 * p.prediction_error:+.1f}" for p in curve)
+    errors = tuple("0.0" if error in ("+0.0", "-0.0") else error for error in errors)
+    return [
+        Column(heading="predicted\nMiB", cells=predicted, importance=1),
+        Column(heading="error\n%", cells=errors, importance=1),
+    ]
 
 
 def _heading(record: Record, width: int) -> str:

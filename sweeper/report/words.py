@@ -10,6 +10,7 @@ been enough and were refused all the same; which tensors lie in between, only a 
 from dataclasses import dataclass
 from typing import Literal
 
+from sweeper import calibration as calibrations
 from sweeper.prediction import PredictedFailure
 from sweeper.record import Record
 from sweeper.report.commands import advice, after_breaking, takes_images
@@ -56,6 +57,7 @@ def statements(record: Record) -> list[Statement]:
         Statement("recommended", recommended(record) or ""),
         Statement("not tried", not_tried(record) or ""),
         Statement("context", context(record) or ""),
+        Statement("calibration", calibration(record) or ""),
         Statement("prediction", prediction(record) or ""),
         *(Statement("warning", said(record, text), "warning") for text in record.warnings),
     ]
@@ -219,8 +221,26 @@ def context(record: Record) -> str | None:
     return said(record, text)
 
 
+def calibration(record: Record) -> str | None:
+    """What was measured of the card before, and is used here: in its simulation, or in the prediction beside it."""
+    card = record.card or record.header.spec.card
+    text = calibrations.sentence(card) if card is not None else None
+    return said(record, text) if text else None
+
+
 def prediction(record: Record) -> str | None:
-    """How far off the first guess was; on a simulated device only when it was off at all, which it should not be."""
+    """How far off the predictions were: of every batch and the boundary on a GPU, elsewhere of the boundary alone.
+
+    A simulated device is the prediction, so there only a difference is worth a word, and there should be none.
+    """
+    if (errors := record.prediction_errors) is not None:
+        text = (
+            f"predicted against measured: median {100 * errors.median:.1f} %, "
+            f"worst {100 * abs(errors.worst):.1f} % (batch {errors.worst_size})"
+        )
+        if record.prediction_error is not None and record.prediction is not None:
+            text += f", boundary predicted {record.prediction.max_batch}, measured {record.max_batch}"
+        return said(record, text)
     error, guess = record.prediction_error, record.prediction
     if error is None or guess is None or guess.max_batch is None or record.max_batch is None:
         return None

@@ -8,6 +8,7 @@ from pathlib import Path
 from sweeper.model_names import is_factory
 from sweeper.trial import (
     Broken,
+    Calibrate,
     Describe,
     Refused,
     Request,
@@ -45,6 +46,8 @@ def _respond(request: Request, folder: Path) -> Response:
             return trial.run(request)
         case Describe():
             return trial.describe(request)
+        case Calibrate():
+            return trial.calibrate(request.spec)
         case TakeTraces():
             return _take_traces(request, folder)
 

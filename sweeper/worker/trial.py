@@ -1,4 +1,4 @@
-"""One trial from its spec to its outcome, and the two other things a worker is asked: a device, and a trace.
+"""One trial from its spec to its outcome, and what else a worker is asked: a device, a trace, a calibration.
 
 Everything a trial can raise is caught in ``_measure``, once, and read by ``failures.classify``: this module gathers
 the evidence (types, codes, the frames, what the device says of its memory) and decides nothing.
@@ -11,34 +11,66 @@ from pathlib import Path
 from typing import TypeVar
 
 from sweeper import failures
+from sweeper.cards import Card
 from sweeper.errors import SweepError
 from sweeper.trace import Trace
-from sweeper.trial import Broken, Describe, DeviceReport, Fit, Outcome, OutOfMemory, Refused, TrialSpec, with_size
+from sweeper.trial import (
+    Broken,
+    CalibrationTrial,
+    Describe,
+    DeviceReport,
+    Fit,
+    Outcome,
+    OutOfMemory,
+    Refused,
+    TrialSpec,
+    with_size,
+)
 from sweeper.worker.devices import Device, DeviceMissing, FailureDetail, open_device
+from sweeper.worker.devices.cuda import CudaDevice
 from sweeper.worker.devices.simulated import SimulatedDevice
 from sweeper.worker.training import Meter, train
 from sweeper.worker.workload import load
 
-__all__ = ["describe", "run", "trace"]
+__all__ = ["calibrate", "describe", "run", "trace"]
 
 T = TypeVar("T")
 
 
 def describe(request: Describe) -> DeviceReport | Refused:
     """What ``request.device`` is; refused when it is not on this machine."""
-    device = _open(request.device, request.memory_limit_bytes)
+    device = _open(request.device, request.memory_limit_bytes, request.card)
     return device if isinstance(device, Refused) else device.report()
 
 
 def run(spec: TrialSpec) -> Outcome | Refused:
     """Train as ``spec`` says and return what came of it."""
-    device = _open(spec.device, spec.memory_limit_bytes)
+    device = _open(spec.device, spec.memory_limit_bytes, spec.card)
     return device if isinstance(device, Refused) else _measure(spec, device)
+
+
+def calibrate(spec: TrialSpec) -> CalibrationTrial | Outcome | Refused:
+    """Train as ``spec`` says on a GPU, and tell what of the card is not the allocator's, before and after."""
+    device = _open(spec.device, spec.memory_limit_bytes, spec.card)
+    if isinstance(device, Refused):
+        return device
+    if not isinstance(device, CudaDevice):
+        return Refused(message=f"{spec.device} is not a GPU that is here", hint="calibrate --device cuda")
+    context_bytes = device.outside_bytes()
+    outcome = _measure(spec, device)
+    if not isinstance(outcome, Fit):
+        return outcome
+    return CalibrationTrial(
+        fit=outcome,
+        context_bytes=context_bytes,
+        outside_bytes=device.outside_bytes(),
+        cublas_workspace_bytes=device.drop_cublas_workspaces(),
+    )
 
 
 def trace(spec: TrialSpec, size: int) -> Trace | Broken | Refused:
     """The trace of ``spec``'s steps at batch ``size``, on a card that has no end; ``spec.device`` is ``sim:CARD``."""
-    device = SimulatedDevice(spec.device.partition(":")[2], record=True)
+    device = SimulatedDevice(spec.card or spec.device.partition(":")[2], record=True)
     outcome = _measure(with_size(spec, size), device)
     if isinstance(outcome, Fit):
         return device.trace(size)
@@ -46,9 +78,9 @@ def trace(spec: TrialSpec, size: int) -> Trace | Broken | Refused:
     return outcome
 
 
-def _open(name: str, memory_limit_bytes: int | None) -> Device | Refused:
+def _open(name: str, memory_limit_bytes: int | None, card: Card | None) -> Device | Refused:
     try:
-        return open_device(name, memory_limit_bytes)
+        return open_device(name, memory_limit_bytes, card)
     except DeviceMissing as missing:
         hint = "simulate a card, for example --device sim:rtx4060, or train on --device cpu"
         return Refused(message=f"{name}: {missing}", hint=hint)

@@ -14,35 +14,35 @@ PACKAGE = Path(sweeper.__file__).parent
 
 # Lower floors first; a module may import what is on its own floor or below.
 FLOORS: tuple[frozenset[str], ...] = (
-    frozenset({"units", "errors", "wire", "trial", "host_memory"}),
+    frozenset({"units", "errors", "wire", "cards", "trial", "host_memory"}),
     frozenset(
         {
             "allocator",
             "allocator_conf",
-            "cards",
-            "history",
-            "snapshot",
             "belief",
+            "calibration",
             "curve",
             "failures",
             "failure_texts",
+            "history",
             "model_names",
             "prediction",
             "probes",
             "recommend",
             "search",
+            "snapshot",
             "trace",
             "record",
             "untraceable",
         }
     ),
-    frozenset({"accuracy", "checks", "journal", "runner", "trace_cache"}),
-    frozenset({"predicting", "sweeping"}),
+    frozenset({"accuracy", "calibrations", "checks", "journal", "runner", "trace_cache"}),
+    frozenset({"calibrating", "predicting", "seeding", "sweeping"}),
     frozenset({"report", "drawing", "api"}),
     frozenset({"cli", "__main__"}),
 )
 # What the worker shares with the driver: the vocabulary, and what is pure.
-SHARED = FLOORS[0] | {"allocator", "allocator_conf", "cards", "failures", "model_names", "trace"}
+SHARED = FLOORS[0] | {"allocator", "allocator_conf", "calibration", "failures", "model_names", "trace"}
 
 
 def modules() -> list[Path]:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sweeper.cards import card
 from sweeper.trace import Trace
 from sweeper.trace_cache import TraceCache, question
 from sweeper.trial import TrialSpec
@@ -47,7 +48,7 @@ CHANGES: dict[str, Any] = {
     "steps": 2,
     "seed": 1,
 }
-SAME = {"device": "sim:t4", "memory_limit_bytes": 1 << 30}
+SAME = {"device": "sim:t4", "memory_limit_bytes": 1 << 30, "card": card("t4")}
 
 
 def test_every_part_of_a_spec_is_told_apart_or_known_not_to_matter() -> None:

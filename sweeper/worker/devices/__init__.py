@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from sweeper.cards import Card
 from sweeper.trial import Breakdown, CardMemory, DeviceReport, Phase, Precision
 
 __all__ = [
@@ -152,8 +153,8 @@ def torchvision_version() -> str:
     return metadata.version("torchvision")
 
 
-def open_device(name: str, memory_limit_bytes: int | None = None) -> Device:
-    """Return the device of that name, its limit set.
+def open_device(name: str, memory_limit_bytes: int | None = None, card: Card | None = None) -> Device:
+    """Return the device of that name, its limit set; ``card`` is what to simulate where the name does not say it all.
 
     Raises ``DeviceMissing`` when it is not on this machine, and ``UnknownName`` for a card that is in no catalogue.
     """
@@ -161,7 +162,7 @@ def open_device(name: str, memory_limit_bytes: int | None = None) -> Device:
     if kind == "sim":
         from sweeper.worker.devices.simulated import SimulatedDevice
 
-        return SimulatedDevice(card=rest, memory_limit_bytes=memory_limit_bytes)
+        return SimulatedDevice(card=card or rest, memory_limit_bytes=memory_limit_bytes)
     if kind == "cuda":
         from sweeper.worker.devices.cuda import CudaDevice
 

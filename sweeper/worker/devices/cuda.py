@@ -98,6 +98,21 @@ class CudaDevice(Device):
     def allocator_retries(self) -> int:
         return int(torch.cuda.memory_stats(self.torch_device)["num_alloc_retries"])
 
+    def outside_bytes(self) -> int:
+        """What of the card is neither free nor the allocator's now, of all processes: contexts, kernels, libraries."""
+        torch.cuda.synchronize(self.torch_device)
+        free, total = torch.cuda.mem_get_info(self.torch_device)
+        return total - free - self.usage().reserved_bytes
+
+    def drop_cublas_workspaces(self) -> int:
+        """Give back what the allocator holds for cuBLAS and cuBLASLt; returns those bytes.
+
+        at::cuda keeps one workspace a handle and stream (aten/src/ATen/cuda/CublasHandlePool.cpp, torch 2.14).
+        """
+        before = self.usage().allocated_bytes
+        torch._C._cuda_clearCublasWorkspaces()
+        return before - self.usage().allocated_bytes
+
     def failure_detail(self, error: BaseException) -> FailureDetail:
         # The allocator also refuses what nobody raises: cuDNN, refused a workspace, takes a plan that needs less.
         if isinstance(error, torch.OutOfMemoryError) and self._refusal is not None:

@@ -2,7 +2,8 @@
 
 The card gives its total memory, its context and its compute capability; ``tracing`` runs the step and tells of every
 allocation; ``sweeper.allocator`` decides, and refuses when the card would.  No time passes and no values exist, so
-``seconds`` and ``loss_value`` are None.
+``seconds`` and ``loss_value`` are None.  What was measured of a calibrated card goes in and out by
+``sweeper.calibration``.
 """
 
 import os
@@ -14,7 +15,9 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from sweeper import calibration
 from sweeper.allocator import AllocatorConf, CachingAllocator
+from sweeper.cards import Card
 from sweeper.cards import card as find_card
 from sweeper.trace import Trace
 from sweeper.trial import Breakdown, DeviceReport, Phase, Precision
@@ -36,7 +39,9 @@ __all__ = ["SimulatedDevice"]
 
 
 class SimulatedDevice(Device):
-    """One card of the catalogue.  With ``record`` its capacity is unlimited, and ``trace`` is what it was asked.
+    """One card, of the catalogue where it is only named.
+
+    With ``record`` its capacity is unlimited, and ``trace`` is what it was asked.
 
     Raises ``UnknownName`` when the catalogue has no such card.  The allocator is configured, as the real one, by
     ``PYTORCH_CUDA_ALLOC_CONF``.  Without ``cudnn_workspaces`` convolutions take none, as on the stand-in runtime.
@@ -50,23 +55,25 @@ class SimulatedDevice(Device):
 
     def __init__(
         self,
-        card: str,
+        card: str | Card,
         memory_limit_bytes: int | None = None,
         *,
         record: bool = False,
         cudnn_workspaces: bool = True,
         reductions: bool = False,
     ) -> None:
-        self._name = card
-        self._card = find_card(card)
+        self._card = find_card(card) if isinstance(card, str) else card
+        self._name = card if isinstance(card, str) else card.name
         self.torch_device = torch.device("meta")
-        self.capacity_bytes = self._card.total_bytes - self._card.context_bytes
+        self.capacity_bytes = self._card.capacity_bytes
+        limit_bytes = None
         if memory_limit_bytes is not None:
             self.capacity_bytes = min(self.capacity_bytes, memory_limit_bytes)
+            limit_bytes = calibration.allocator_bytes(self._card, memory_limit_bytes)
         self._conf = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
         self._allocator = CachingAllocator(
-            capacity_bytes=None if record else self._card.total_bytes - self._card.context_bytes,
-            memory_fraction_limit_bytes=None if record else memory_limit_bytes,
+            capacity_bytes=None if record else calibration.allocator_bytes(self._card, self._card.capacity_bytes),
+            memory_fraction_limit_bytes=None if record else limit_bytes,
             total_bytes=self._card.total_bytes,
             conf=AllocatorConf.parse(self._conf),
         )
@@ -92,6 +99,7 @@ class SimulatedDevice(Device):
             allocator_conf=self._conf or None,
             torch=torch.__version__,
             torchvision=torchvision_version(),
+            notes=tuple(filter(None, [calibration.sentence(self._card)])),
         )
 
     @contextmanager
@@ -168,9 +176,9 @@ class SimulatedDevice(Device):
         allocator = self._allocator
         return Usage(
             allocated_bytes=allocator.allocated_bytes,
-            reserved_bytes=allocator.reserved_bytes,
+            reserved_bytes=self._reserved(allocator.reserved_bytes, allocator.allocated_bytes),
             peak_allocated_bytes=allocator.peak_allocated_bytes,
-            peak_reserved_bytes=allocator.peak_reserved_bytes,
+            peak_reserved_bytes=self._reserved(allocator.peak_reserved_bytes, allocator.peak_allocated_bytes),
         )
 
     def reset_peaks(self) -> None:
@@ -195,7 +203,7 @@ class SimulatedDevice(Device):
             requested_bytes=error.requested_bytes,
             free_bytes=error.free_bytes,
             allocated_bytes=error.allocated_bytes,
-            reserved_bytes=error.reserved_bytes,
+            reserved_bytes=self._reserved(error.reserved_bytes, error.allocated_bytes),
             operator=error.label.operator,
             module=error.label.module,
         )
@@ -203,6 +211,9 @@ class SimulatedDevice(Device):
     def trace(self, batch_size: int) -> Trace:
         """Return everything that was asked of the card so far, as the trace of a run at ``batch_size``."""
         return self._ledger.trace(batch_size)
+
+    def _reserved(self, simulated_bytes: int, allocated_bytes: int) -> int:
+        return calibration.reserved_bytes(self._card, simulated_bytes, at_least=allocated_bytes)
 
     def _placed_input(self, tensor: torch.Tensor) -> torch.Tensor:
         with self._tracer.paused():

@@ -1,0 +1,106 @@
+"""What is predicted of a sweep: its first guess, and beside each batch that a GPU measures, what was to be expected.
+
+Both come from one law, traced at small batches when it is first needed.  The law is not kept in the journal: a sweep
+that is resumed traces again, which is the same computation, on the card that the journal names.
+"""
+
+import dataclasses
+from functools import cached_property
+from pathlib import Path
+
+from sweeper import calibration, cards
+from sweeper.allocator_conf import AllocatorConf
+from sweeper.calibrating import card_at_hand
+from sweeper.calibration import Calibration
+from sweeper.cards import Card
+from sweeper.errors import Untraceable, UsageError
+from sweeper.predicting import StepTracer, affine_law, as_reserved_on, room_on
+from sweeper.prediction import Prediction, Replays, Room, predict_host, predict_within
+from sweeper.record import PredictedTrial, Record
+from sweeper.runner import Runner
+from sweeper.trace import AffineTrace, NotAffine
+from sweeper.trial import DeviceReport, Fit, Outcome, OutOfMemory
+
+__all__ = ["Seed", "card_of"]
+
+
+def card_of(device: DeviceReport, *, asked: Card | None, kept: Calibration | None) -> Card:
+    """The card that stands for ``device`` in a simulation: the one ``asked`` for, or what is here, as calibrated."""
+    if asked is not None:
+        return asked
+    if device.simulated:
+        return cards.card(device.device.partition(":")[2])
+    if device.device == "cpu":
+        return cards.card(f"{max(device.total_bytes, 1)}B")
+    here = card_at_hand(device)
+    return here if kept is None else calibration.apply(kept, here)
+
+
+class Seed:
+    """The prediction of the sweep in ``record``, whose device is known and stands for ``card``."""
+
+    def __init__(self, record: Record, card: Card, runner: Runner, folder: Path) -> None:
+        assert record.device is not None
+        self._header, self._device, self._card = record.header, record.device, card
+        self._runner, self._folder = runner, folder
+
+    def prediction(self) -> Prediction | None:
+        """The first guess; None where the step cannot be traced or is not affine, so that the sweep takes longer."""
+        settings, law = self._header.settings, self._law
+        if law is None:
+            return None
+        if self._device.device == "cpu":
+            budget = self._device.capacity_bytes
+            return predict_host(law, budget_bytes=budget, cap=settings.cap, floor=settings.floor)
+        if self._replays is None:
+            return None
+        found = predict_within(self._replays, self._room, cap=settings.cap, floor=settings.floor)
+        return as_reserved_on(self._card, found)
+
+    def beside(self, size: int, outcome: Outcome) -> PredictedTrial | None:
+        """What was to be expected of a trial at ``size`` that ended so; None where nothing is predicted."""
+        if self._replays is None or not isinstance(outcome, OutOfMemory | Fit):
+            return None
+        uncapped, fits = self._replays.uncapped(size), self._replays.fits(size, self._room)
+        ran = self._replays.within(size, self._room) if fits else uncapped
+        least = None
+        if not fits or isinstance(outcome, OutOfMemory):
+            least = calibration.reserved_bytes(self._card, self._replays.least_capacity_bytes(size))
+        return PredictedTrial(
+            fits=fits,
+            peak_allocated_bytes=ran.peak_allocated_bytes,
+            peak_reserved_bytes=calibration.reserved_bytes(
+                self._card, ran.peak_reserved_bytes, at_least=ran.peak_allocated_bytes
+            ),
+            least_capacity_bytes=least,
+        )
+
+    @cached_property
+    def _law(self) -> AffineTrace | None:
+        spec = dataclasses.replace(
+            self._header.spec, device=f"sim:{self._card.name}", memory_limit_bytes=None, card=self._card
+        )
+        try:
+            return affine_law(StepTracer(self._runner, self._folder), spec, self._card.compute_capability)
+        except (NotAffine, Untraceable):
+            return None
+
+    @cached_property
+    def _replays(self) -> Replays | None:
+        """None also where the allocator is told words that are not simulated."""
+        try:
+            conf = AllocatorConf.parse(self._device.allocator_conf or "")
+        except UsageError:
+            return None
+        return None if self._law is None else Replays(self._law, conf)
+
+    @property
+    def _room(self) -> Room:
+        """What a trial can have: what was free when the device was described, less what kernels take after that.
+
+        Under a limit that is less than what was free, what was free is not known, and nothing is taken off.
+        """
+        capacity, limit = self._device.capacity_bytes, self._header.spec.memory_limit_bytes
+        if not self._device.simulated and self._card.calibrated and capacity != limit:
+            capacity -= self._card.calibrated.loaded_bytes
+        return room_on(self._card, capacity, limit)
