@@ -51,3 +51,11 @@ def test_there_are_commands_to_hold() -> None:
 def test_every_link_leads_somewhere(document: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)", document.read_text()):
         assert "://" in target or (document.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/accuracy.md"])
+def test_the_scores_that_are_shown_are_the_ones_that_are_kept(document: str) -> None:
+    kept = [line.rstrip() for line in (ROOT / "results" / "accuracy" / "accuracy.txt").read_text().splitlines()]
+    shown = re.findall(r"^ {4}((?:xmem|gmn|caps|brackets|wrong)[-, ].*)$", (ROOT / document).read_text(), re.MULTILINE)
+    assert len(shown) > 3
+    assert set(shown) <= set(kept)
