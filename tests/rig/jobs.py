@@ -5,6 +5,7 @@ test stays short; what they call is what their large ones call.
 """
 
 import importlib
+import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -17,8 +18,9 @@ from torch.utils.checkpoint import checkpoint
 
 from sweeper.trial import Mode, Precision
 from sweeper.worker.devices import Device, map_tensors
+from sweeper.worker.tracing import releases
 
-__all__ = ["JOBS", "OTHER_PATH", "Job", "train"]
+__all__ = ["JOBS", "OTHER_PATH", "Job", "missing_library", "train"]
 
 _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -58,6 +60,9 @@ class Job:
             if getattr(self, one.name) != one.default
         )
 
+
+# Heads that share keys have a fused kernel in fp32 since 2.14 or a little before.
+_SHARING_IN_FP32 = Job("llama", "fp32", "adamw")
 
 JOBS = [
     Job("resnet18"),
@@ -106,15 +111,20 @@ JOBS = [
     *(Job(model, mode="inference") for model in ("gpt2", "bert", "t5")),
     *(Job(f"{model}-checkpointed", "amp-bf16", "adamw") for model in ("bert", "t5")),
     Job("gpt2-long", "fp32", "adamw"),
-    *(Job("llama", precision, "adamw") for precision in ("fp32", "amp-fp16", "bf16")),
+    *(Job("llama", precision, "adamw") for precision in ("amp-fp16", "bf16")),
+    *([_SHARING_IN_FP32] if releases.EFFICIENT_SHARES_HEADS else []),
     Job("llama", "bf16", "adamw", capability=80),
     Job("llama", "bf16", "adamw", capability=90),
     Job("llama", "amp-bf16", "adamw", "fused"),
 ]
 
 # In evaluation without gradients ``nn.MultiheadAttention`` takes a fused path on CUDA, chosen in Python by the device's
-# name, that is not simulated.
-OTHER_PATH = [Job("vit", mode="inference"), Job("encoder", mode="inference")]
+# name, that is not simulated.  Attention without a fused kernel adds its mask in place on CUDA, and takes a little scratch.
+OTHER_PATH = [
+    Job("vit", mode="inference"),
+    Job("encoder", mode="inference"),
+    *([] if releases.EFFICIENT_SHARES_HEADS else [_SHARING_IN_FP32]),
+]
 
 _TOKENS = ("encoder", "decoder", "gpt2", "bert", "t5", "llama")
 
@@ -211,6 +221,12 @@ _LANGUAGE_MODELS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
          "intermediate_size": 256},
     ),
 }  # fmt: skip
+
+
+def missing_library(job: Job) -> str | None:
+    """The library that ``job``'s model is of, where it is not installed."""
+    of_transformers = job.model.partition("-")[0] in _LANGUAGE_MODELS
+    return "transformers" if of_transformers and importlib.util.find_spec("transformers") is None else None
 
 
 def build(name: str) -> nn.Module:
