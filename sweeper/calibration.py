@@ -154,5 +154,5 @@ def sentence(card: Card) -> str | None:
         f"{format_bytes(card.context_bytes)} outside the allocator"
     )
     if offset := card.calibrated.reserved_offset_bytes:
-        text += f", {format_bytes(abs(offset))} {'more' if offset > 0 else 'less'} reserved than simulated"
+        text += f", {format_bytes(abs(offset))} {'more' if offset > 0 else 'less'} reserved than predicted"
     return text

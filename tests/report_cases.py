@@ -50,9 +50,9 @@ def _on_cuda() -> Record:
 
 
 def _beside_its_prediction() -> Record:
-    """A calibrated card: 2 MiB too little at every batch but one, of which 64 MiB too much; the failure was foreseen."""
+    """A calibrated card: 2 MiB too little but for 64 MiB too much at one batch; the failure was foreseen."""
     sizes = (8, 16, 32, 64, BOUNDARY)
-    off = {size: -2 * MIB for size in sizes} | {64: 64 * MIB}
+    off = dict.fromkeys(sizes, -2 * MIB) | {64: 64 * MIB}
     predicted = {
         size: PredictedTrial(
             fits=True,
