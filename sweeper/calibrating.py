@@ -77,6 +77,7 @@ def calibrate(
         label=report.label,
         total_bytes=report.total_bytes,
         compute_capability=card.compute_capability,
+        multiprocessors=card.multiprocessors,
         context_bytes=max(_context_bytes(trial) for trial in trials),
         others_bytes=max(0, *others) if all(trial.fit.context_bytes is not None for trial in trials) else None,
         jobs=tuple(measured),
@@ -96,7 +97,9 @@ def card_at_hand(device: DeviceReport) -> Card:
     known = cards.find(device.label, device.total_bytes)
     capability = device.compute_capability or (known.compute_capability if known else "8.9")
     if known is not None:
-        return dataclasses.replace(known, total_bytes=device.total_bytes, compute_capability=capability)
+        processors = device.multiprocessors or known.multiprocessors
+        here = {"total_bytes": device.total_bytes, "compute_capability": capability, "multiprocessors": processors}
+        return dataclasses.replace(known, **here)  # type: ignore[arg-type]
     return Card(
         name=cards.name_for(device.label, device.total_bytes),
         label=device.label,
@@ -107,7 +110,7 @@ def card_at_hand(device: DeviceReport) -> Card:
         context_bytes=device.total_bytes - device.capacity_bytes,
         context_source="what was not free here when it was described",
         memory_bandwidth_bytes_per_s=None,
-        multiprocessors=None,
+        multiprocessors=device.multiprocessors,
         vendor="not in the catalogue",
     )
 

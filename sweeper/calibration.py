@@ -12,7 +12,6 @@ the simulated device in the worker and the forecast in the driver both go throug
 What this does not know: how what lies outside grows with the kernels that other models load.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -64,6 +63,7 @@ class Calibration:
     label: str
     total_bytes: int
     compute_capability: str
+    multiprocessors: int | None
     context_bytes: int
     others_bytes: int | None
     jobs: tuple[CalibrationJob, ...]
@@ -99,29 +99,26 @@ def shared_offset(differences: Sequence[int]) -> int:
 def apply(calibration: Calibration, catalogued: Card | None) -> Card:
     """The card to simulate: ``catalogued`` with what was measured, or one of the calibration alone."""
     when = f"calibrated on {calibration.date}"
-    measured = {
-        "total_bytes": calibration.total_bytes,
-        "total_source": f"as the driver reported it here, {when}",
-        "compute_capability": calibration.compute_capability,
-        "context_bytes": calibration.outside_bytes,
-        "context_source": f"measured here, {when}",
-        "calibrated": Calibrated(
+    unknown = "not in the catalogue"
+    return Card(
+        name=catalogued.name if catalogued else name_for(calibration.label, calibration.total_bytes),
+        label=catalogued.label if catalogued else calibration.label,
+        total_bytes=calibration.total_bytes,
+        total_source=f"as the driver reported it here, {when}",
+        compute_capability=calibration.compute_capability,
+        architecture=catalogued.architecture if catalogued else unknown,
+        multiprocessors=calibration.multiprocessors,
+        context_bytes=calibration.outside_bytes,
+        context_source=f"measured here, {when}",
+        memory_bandwidth_bytes_per_s=catalogued.memory_bandwidth_bytes_per_s if catalogued else None,
+        vendor=catalogued.vendor if catalogued else unknown,
+        calibrated=Calibrated(
             date=calibration.date,
             torch=calibration.torch,
             driver=calibration.driver,
             reserved_offset_bytes=calibration.reserved_offset_bytes,
             loaded_bytes=calibration.loaded_bytes,
         ),
-    }
-    if catalogued is not None:
-        return dataclasses.replace(catalogued, **measured)  # type: ignore[arg-type]
-    return Card(
-        name=name_for(calibration.label, calibration.total_bytes),
-        label=calibration.label,
-        architecture="not in the catalogue",
-        memory_bandwidth_bytes_per_s=None,
-        vendor="not in the catalogue",
-        **measured,  # type: ignore[arg-type]
     )
 
 

@@ -299,6 +299,7 @@ class DeviceReport:
     total_bytes: int
     capacity_bytes: int  # what a trial can have now, under the limit asked for
     compute_capability: str | None = None
+    multiprocessors: int | None = None  # of an NVIDIA card
     driver: str | None = None
     torch: str | None = None
     torchvision: str | None = None

@@ -196,6 +196,7 @@ def a_calibration(*differences: int, **changes: Any) -> Calibration:
         "label": "NVIDIA GeForce RTX 4060",
         "total_bytes": 8_318_222_336,
         "compute_capability": "8.9",
+        "multiprocessors": 24,
         "context_bytes": 280 * MIB,
         "others_bytes": 0,
         "jobs": tuple(a_calibration_job(difference) for difference in differences or (0,)),

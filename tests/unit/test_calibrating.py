@@ -146,13 +146,12 @@ def test_only_a_gpu_can_be_calibrated_and_nothing_is_asked(tmp_path: Path, devic
 
 
 def test_a_card_at_hand_has_what_the_driver_says_and_of_the_catalogue_the_rest() -> None:
-    report = a_device(device="cuda:0", total_bytes=TOTAL - 64 * MIB, compute_capability="8.7")
-    assert card_at_hand(report) == replace(card("rtx4060"), total_bytes=TOTAL - 64 * MIB, compute_capability="8.7")
+    said = {"total_bytes": TOTAL - 64 * MIB, "compute_capability": "8.7", "multiprocessors": 20}
+    assert card_at_hand(a_device(device="cuda:0", **said)) == replace(card("rtx4060"), **said)  # type: ignore[arg-type]
 
 
-def test_a_card_of_no_catalogue_has_its_own_capability_and_the_context_that_was_seen() -> None:
+def test_a_card_of_no_catalogue_has_its_own_kernels_and_the_context_that_was_seen() -> None:
     here = a_device(device="cuda:0", label="Rig card", total_bytes=2 * GIB, capacity_bytes=2 * GIB - CONTEXT)
-    report = replace(here, compute_capability="7.5")
-    one = card_at_hand(report)
+    one = card_at_hand(replace(here, compute_capability="7.5", multiprocessors=14))
     assert (one.name, one.total_bytes, one.context_bytes) == ("rig-card-2gb", 2 * GIB, CONTEXT)
-    assert one.compute_capability == "7.5"
+    assert (one.compute_capability, one.multiprocessors) == ("7.5", 14)

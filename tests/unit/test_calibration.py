@@ -58,11 +58,11 @@ def test_a_card_of_the_catalogue_has_no_offset_and_nothing_to_say(name: str) -> 
 
 
 def test_what_was_measured_takes_the_place_of_what_was_known() -> None:
-    kept = a_calibration(2 * MIB, 6 * MIB, total_bytes=8_000_000_000, compute_capability="8.7")
+    kept = a_calibration(2 * MIB, 6 * MIB, total_bytes=8_000_000_000, compute_capability="8.7", multiprocessors=20)
     known = card("rtx4060")
     one = apply(kept, known)
     assert one.capacity_bytes == 8_000_000_000 - 312 * MIB
-    assert one.compute_capability == "8.7"
+    assert (one.compute_capability, one.multiprocessors) == ("8.7", 20)
     assert offset_bytes(one) == 2 * MIB
     assert one.calibrated is not None
     assert one.calibrated.loaded_bytes == 32 * MIB

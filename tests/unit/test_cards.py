@@ -2,7 +2,7 @@
 
 import pytest
 
-from sweeper.cards import Card, card, cards
+from sweeper.cards import Card, card, cards, find, name_for
 from sweeper.errors import UnknownName, UsageError
 from sweeper.units import GIB, MIB
 
@@ -132,3 +132,37 @@ def test_a_size_is_a_card_of_that_total_whose_context_leaves_most_of_it(text: st
 def test_a_size_of_nothing_is_no_card() -> None:
     with pytest.raises(UsageError):
         card("0GiB")
+
+
+@pytest.mark.parametrize("entry", cards().values(), ids=cards().keys())
+@pytest.mark.parametrize("share", [0.95, 1.0, 1.05])
+def test_what_the_driver_reports_finds_its_card(entry: Card, share: float) -> None:
+    total = int(share * entry.total_bytes)
+    assert find(entry.label, total) is entry
+    assert name_for(entry.label, total) == entry.name
+
+
+@pytest.mark.parametrize(
+    ("label", "total", "name"),
+    [
+        ("NVIDIA GeForce RTX 4060 Ti", 8 * GIB, "rtx4060ti-8gb"),  # not the RTX 4060, whose label is in it
+        ("AMD Instinct MI250X / MI250", 64 * GIB, "mi250x"),
+    ],
+)
+def test_a_label_that_has_anothers_in_it_is_not_taken_for_it(label: str, total: int, name: str) -> None:
+    assert name_for(label, total) == name
+
+
+@pytest.mark.parametrize(
+    ("label", "total", "name"),
+    [
+        ("NVIDIA GeForce RTX 4060", 12 * GIB, "nvidia-geforce-rtx-4060-12gb"),  # of another size
+        ("NVIDIA GeForce RTX 4070 Laptop GPU", 8 * GIB, "nvidia-geforce-rtx-4070-laptop-gpu-8gb"),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 5 * GIB, "nvidia-a100-sxm4-40gb-mig-1g-5gb-5gb"),
+        ("../../etc", GIB // 4, "etc-1gb"),
+        ("???", GIB, "card-1gb"),
+    ],
+)
+def test_a_card_that_the_catalogue_lacks_gets_a_name_that_can_be_a_files(label: str, total: int, name: str) -> None:
+    assert find(label, total) is None
+    assert name_for(label, total) == name

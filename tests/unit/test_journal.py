@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sweeper.errors import FolderInUse, FolderUnusable, JournalBroken, SchemaTooNew
 from sweeper.journal import SCHEMA, Journal, read_record
-from sweeper.record import Record, TrialRecord
+from sweeper.record import PredictedTrial, Record, TrialRecord
 from tests.builders import a_broken, a_device, a_finished_record, a_fit, a_header, a_prediction, a_trial, an_oom
 
 in_a_fresh_folder = settings(
@@ -23,7 +23,7 @@ def written(folder: Path, record: Record) -> Path:
     """A journal that holds ``record``."""
     with Journal.create(folder, record.header) as journal:
         assert record.device is not None
-        journal.set_device(record.device, record.prediction)
+        journal.set_device(record.device, record.prediction, record.card)
         for trial in record.trials:
             journal.add(trial)
     return folder / "journal.jsonl"
@@ -64,7 +64,7 @@ def test_a_journal_cut_anywhere_is_the_run_as_far_as_its_last_whole_line(
     with Journal.reopen(path.parent) as journal:
         if journal.record.device is None:
             assert record.device is not None
-            journal.set_device(record.device, record.prediction)
+            journal.set_device(record.device, record.prediction, record.card)
         for trial in record.trials[len(journal.record.trials) :]:
             journal.add(trial)
     assert path.read_bytes() == whole
@@ -109,6 +109,20 @@ def test_the_golden_journal_of_every_version_is_still_read(version: int) -> None
     assert record.proven
     assert record.device is not None
     assert record.device.simulated
+    has_card = version >= 2
+    assert (record.card is not None) == (record.header.spec.card is not None) == has_card
+    assert [p.size for p in record.curve if p.predicted is not None] == ([32] if has_card else [])
+
+
+def test_a_run_of_the_first_schema_goes_on_with_lines_of_this_one(tmp_path: Path) -> None:
+    golden = Path(__file__).parents[1] / "data" / "journal" / "schema-1" / "journal.jsonl"
+    (tmp_path / "journal.jsonl").write_bytes(golden.read_bytes())
+    predicted = PredictedTrial(fits=True, peak_allocated_bytes=1, peak_reserved_bytes=2)
+    with Journal.reopen(tmp_path) as journal:
+        journal.add(a_trial(99, 8, a_fit(8), predicted=predicted))
+        went_on = journal.record
+    assert read_record(tmp_path) == went_on
+    assert went_on.trials[-1].predicted == predicted
 
 
 def test_a_folder_takes_one_run(tmp_path: Path) -> None:

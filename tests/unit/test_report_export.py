@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import statistics
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,19 @@ from sweeper.record import Record
 from sweeper.report import curve_csv, to_json
 from sweeper.report.export import CSV_COLUMNS
 from sweeper.trial import Breakdown
-from tests.builders import BOUNDARY, CAPACITY_BYTES, a_device, a_fit, a_header, a_measured_fit, a_record, a_spec, an_oom
+from sweeper.units import MIB
+from tests.builders import (
+    BOUNDARY,
+    CAPACITY_BYTES,
+    a_device,
+    a_fit,
+    a_header,
+    a_measured_fit,
+    a_record,
+    a_spec,
+    an_oom,
+    reserved_at,
+)
 from tests.report_cases import CASES
 
 NUMBER, MAYBE_INT = (int, float), (int, type(None))
@@ -131,3 +144,32 @@ def test_an_unknown_peak_of_an_out_of_memory_is_zero_and_not_left_out() -> None:
     failed = an_oom(peak_allocated_bytes=0, peak_reserved_bytes=0)
     (point,) = _there_and_back(a_record((1, failed)))["curve"]
     assert (point["peak_allocated_bytes"], point["peak_reserved_bytes"]) == (0, 0)
+
+
+def test_what_was_predicted_is_beside_what_was_measured_and_only_on_a_gpu() -> None:
+    record = CASES["beside-prediction"]
+    found = _there_and_back(record)
+    errors = {point["size"]: point["prediction_error"] for point in found["curve"]}
+    assert errors.pop(BOUNDARY + 1) is None
+    for size, error in errors.items():
+        assert error == pytest.approx((64 if size == 64 else -2) * MIB / reserved_at(size))
+    worst = {"sizes": len(errors), "worst": errors[64], "worst_size": 64}
+    assert found["prediction_errors"] == {**worst, "median": statistics.median(map(abs, errors.values()))}
+    failed = found["curve"][-1]
+    assert (failed["predicted_fits"], failed["predicted_least_capacity_bytes"]) == (False, reserved_at(BOUNDARY + 1))
+    rows = list(csv.DictReader(io.StringIO(curve_csv(record))))
+    assert [int(row["predicted_reserved_bytes"]) for row in rows] == [
+        point["predicted_reserved_bytes"] for point in found["curve"]
+    ]
+    assert [row["predicted_fits"] for row in rows] == ["true"] * len(errors) + ["false"]
+    simulated = _there_and_back(CASES["calibrated-simulated"])
+    assert simulated["prediction_errors"] is None
+    assert {point[key] for point in simulated["curve"] for key in point if "predict" in key} == {None}
+
+
+def test_a_calibration_is_named_with_its_date_versions_and_bytes() -> None:
+    said = {"card": "rtx4060", "date": "2026-11-30", "torch": "2.14.1+cu130", "driver": "580.95.05"}
+    simulated, real = (_there_and_back(CASES[name]) for name in ("calibrated-simulated", "beside-prediction"))
+    assert simulated["calibration"] == {**said, "outside_bytes": 312 * MIB, "reserved_offset_bytes": 0}
+    assert real["calibration"] == {**said, "outside_bytes": 312 * MIB, "reserved_offset_bytes": 2 * MIB}
+    assert _there_and_back(CASES["boundary-simulated"])["calibration"] is None

@@ -131,6 +131,16 @@ def test_the_prediction_is_dashed_and_only_there_when_one_was_made() -> None:
     assert not any("predicted" in str(label) for label in labels)
 
 
+def test_what_was_predicted_of_each_batch_is_a_thin_dashed_line_beside_the_measured_points() -> None:
+    record = CASES["beside-prediction"]
+    line = _line(_axes(figures.memory(record)), "predicted")
+    points = [point for point in record.curve if point.predicted is not None]
+    assert (line.get_linestyle(), line.get_label()) == ("--", "predicted")
+    assert line.get_linewidth() < _line(_axes(figures.memory(record)), "reserved").get_linewidth()
+    assert list(line.get_xdata()) == [point.size for point in points]
+    assert list(line.get_ydata()) == [p.predicted.peak_reserved_bytes / MIB for p in points if p.predicted]
+
+
 def test_the_process_line_is_drawn_where_the_driver_told() -> None:
     line = _line(_axes(figures.memory(CASES["boundary-cuda"])), "process")
     known = [point for point in CASES["boundary-cuda"].curve if point.outcome == "fit"]

@@ -62,6 +62,7 @@ class CudaDevice(Device):
             total_bytes=self._total,
             capacity_bytes=self.capacity_bytes,
             compute_capability=f"{properties.major}.{properties.minor}",
+            multiprocessors=None if torch.version.hip else properties.multi_processor_count,
             driver=self._driver.version(),
             cuda=torch.version.cuda or (torch.version.hip and f"ROCm {torch.version.hip}"),
             allocator_conf=os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF"),

@@ -96,6 +96,7 @@ class SimulatedDevice(Device):
             total_bytes=self._card.total_bytes,
             capacity_bytes=self.capacity_bytes,
             compute_capability=self._card.compute_capability,
+            multiprocessors=self._card.multiprocessors,
             allocator_conf=self._conf or None,
             torch=torch.__version__,
             torchvision=torchvision_version(),
