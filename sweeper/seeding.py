@@ -1,7 +1,9 @@
 """What is predicted of a sweep: its first guess, and beside each batch that a GPU measures, what was to be expected.
 
-Both come from one law, traced at small batches when it is first needed.  The law is not kept in the journal: a sweep
-that is resumed traces again, which is the same computation, on the card that the journal names.
+Both come from one law, traced at small batches when it is first needed.  Where the step has none, there is no first
+guess, and each batch that was measured is traced by itself: a second or so beside a trial that takes longer.  Traces
+are not kept in the journal: a sweep that is resumed takes them again, which is the same computation, on the card that
+the journal names.
 """
 
 import dataclasses
@@ -14,11 +16,11 @@ from sweeper.calibrating import card_at_hand
 from sweeper.calibration import Calibration
 from sweeper.cards import Card
 from sweeper.errors import Untraceable, UsageError
-from sweeper.predicting import StepTracer, affine_law, as_reserved_on, room_on
+from sweeper.predicting import EachSize, StepTracer, as_reserved_on, job_traces, room_on
 from sweeper.prediction import Prediction, Replays, Room, predict_host, predict_within
 from sweeper.record import PredictedTrial, Record
 from sweeper.runner import Runner
-from sweeper.trace import AffineTrace, NotAffine
+from sweeper.trace import AffineTrace
 from sweeper.trial import DeviceReport, Fit, Outcome, OutOfMemory
 
 __all__ = ["Seed", "card_of"]
@@ -46,8 +48,8 @@ class Seed:
 
     def prediction(self) -> Prediction | None:
         """The first guess; None where the step cannot be traced or is not affine, so that the sweep takes longer."""
-        settings, law = self._header.settings, self._law
-        if law is None:
+        settings, law = self._header.settings, self._traces
+        if not isinstance(law, AffineTrace):
             return None
         if self._device.device == "cpu":
             budget = self._device.capacity_bytes
@@ -59,13 +61,19 @@ class Seed:
 
     def beside(self, size: int, outcome: Outcome) -> PredictedTrial | None:
         """What was to be expected of a trial at ``size`` that ended so; None where nothing is predicted."""
-        if self._replays is None or not isinstance(outcome, OutOfMemory | Fit):
+        if not isinstance(outcome, OutOfMemory | Fit):
             return None
-        uncapped, fits = self._replays.uncapped(size), self._replays.fits(size, self._room)
-        ran = self._replays.within(size, self._room) if fits else uncapped
+        try:
+            return None if self._replays is None else self._expected(self._replays, size, outcome)
+        except Untraceable:  # at this size alone
+            return None
+
+    def _expected(self, replays: Replays, size: int, outcome: Fit | OutOfMemory) -> PredictedTrial:
+        uncapped, fits = replays.uncapped(size), replays.fits(size, self._room)
+        ran = replays.within(size, self._room) if fits else uncapped
         least = None
         if not fits or isinstance(outcome, OutOfMemory):
-            least = calibration.reserved_bytes(self._card, self._replays.least_capacity_bytes(size))
+            least = calibration.reserved_bytes(self._card, replays.least_capacity_bytes(size))
         return PredictedTrial(
             fits=fits,
             peak_allocated_bytes=ran.peak_allocated_bytes,
@@ -76,13 +84,13 @@ class Seed:
         )
 
     @cached_property
-    def _law(self) -> AffineTrace | None:
+    def _traces(self) -> AffineTrace | EachSize | None:
         spec = dataclasses.replace(
             self._header.spec, device=f"sim:{self._card.name}", memory_limit_bytes=None, card=self._card
         )
         try:
-            return affine_law(StepTracer(self._runner, self._folder), spec, self._card.compute_capability)
-        except (NotAffine, Untraceable):
+            return job_traces(StepTracer(self._runner, self._folder), spec, self._card.compute_capability)
+        except Untraceable:
             return None
 
     @cached_property
@@ -92,7 +100,7 @@ class Seed:
             conf = AllocatorConf.parse(self._device.allocator_conf or "")
         except UsageError:
             return None
-        return None if self._law is None else Replays(self._law, conf)
+        return None if self._traces is None else Replays(self._traces, conf)
 
     @property
     def _room(self) -> Room:

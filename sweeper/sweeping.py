@@ -133,7 +133,7 @@ def _begun(record: Record, runner: Runner, trials: Path) -> Seed | None:
     assert record.device is not None
     if record.next_trial() is not None:
         _check_same_device(record.device, describe(runner, record.header.spec, trials / "0000-device"))
-    if record.card is None or record.prediction is None:
+    if record.card is None:
         return None
     return Seed(record, record.card, runner, trials / "0000-trace")
 

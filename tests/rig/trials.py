@@ -8,6 +8,7 @@ stdin, a JSON object with ``folder`` and ``environment``, it forks a child that 
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -46,6 +47,8 @@ class OnCard:
     def run(self, request: Request, folder: Path, *, timeout_s: float | None = None) -> Response:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
+        if folder.exists():  # emptied first, as the product's runners do
+            shutil.rmtree(folder)
         folder.mkdir(parents=True)
         (folder / "request.json").write_text(request_to_json(request))
         line = {"folder": str(folder), "environment": dict(self.environment)}
