@@ -107,7 +107,6 @@ def card_at_hand(device: DeviceReport) -> Card:
         context_bytes=device.total_bytes - device.capacity_bytes,
         context_source="what was not free here when it was described",
         memory_bandwidth_bytes_per_s=None,
-        multiprocessors=None,
         vendor="not in the catalogue",
     )
 
