@@ -59,7 +59,7 @@ class Card:
     total_source: str
     compute_capability: str
     architecture: str
-    multiprocessors: int | None
+    multiprocessors: int | None = None
     context_bytes: int
     context_source: str
     memory_bandwidth_bytes_per_s: int | None

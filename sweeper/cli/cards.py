@@ -38,4 +38,5 @@ def cards(pattern: str, as_json: bool) -> None:
         )
     if any(card.calibrated for card in found):
         click.echo("\n* calibrated: the total and the context are measured. See: sweep calibrate --list")
-    click.echo(f"\n{len(found)} cards. A card that is not here: --device sim:24GiB. Sources: sweep cards --json")
+    count = "1 card" if len(found) == 1 else f"{len(found)} cards"
+    click.echo(f"\n{count}. A card that is not here: --device sim:24GiB. Sources: sweep cards --json")

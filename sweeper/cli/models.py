@@ -14,4 +14,5 @@ def models(pattern: str) -> None:
     found = [name for name in known_models() if pattern.lower() in name]
     for name in found:
         click.echo(name)
-    click.echo(f"\n{len(found)} models. Your own: --model path/to/file.py:factory or package.module:factory", err=True)
+    count = "1 model" if len(found) == 1 else f"{len(found)} models"
+    click.echo(f"\n{count}. Your own: --model path/to/file.py:factory or package.module:factory", err=True)

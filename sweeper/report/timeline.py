@@ -6,7 +6,7 @@ the first step come the weights, so they are drawn with it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sweeper.history import History, PhaseSpan
@@ -76,7 +76,7 @@ def timeline(found: Forecast) -> Timeline:
     held = {kind: rows[first:end] for kind, rows in history.held().items() if any(rows[first:end])}
     return Timeline(
         subject=f"{shorten(job(found), 60)}, batch {batch}, on {shorten(card(found), 50)} (predicted)",
-        headline=shorten(_headline(history), 80),
+        headline=_headline(history),
         caption=_caption(history, step),
         first=first,
         end=end,
@@ -113,7 +113,10 @@ def figure(shown: Timeline) -> "Figure":
 def _headline(history: History) -> str:
     said, batch = history.replay, history.trace.batch_size
     if said.failure is not None:
-        return f"batch {batch:,} runs out{words.where(predicted_failure(batch, said.failure))}"
+        failure = predicted_failure(batch, said.failure)
+        # The mark in the picture has the operator.  Without it the line is short enough to be left whole.
+        failure = replace(failure, operator="", module=shorten(words.printable(failure.module), _NAME_LENGTH))
+        return f"batch {batch:,} runs out{words.where(failure)}"
     allocated, reserved = format_mib(said.peak_allocated_bytes), format_mib(said.peak_reserved_bytes)
     return f"batch {batch:,} fits: at most {allocated} MiB allocated, {reserved} MiB reserved"
 

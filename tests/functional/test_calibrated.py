@@ -1,6 +1,6 @@
 """A kept calibration at work: the simulation and the prediction use the same of it, name it, and leave it out if asked.
 
-Nothing is measured here; ``tests/rig`` does that.
+Nothing is measured here; ``tests/rig`` does that.  How the commands are used is in ``test_calibrate``.
 """
 
 import dataclasses
@@ -106,19 +106,6 @@ def test_what_lies_outside_and_the_offset_move_the_boundary(runner: ForkRunner, 
         assert other == number + 400 * MIB
 
 
-def test_a_sweep_goes_on_with_the_calibration_it_began_with(runner: ForkRunner, tmp_path: Path) -> None:
-    on = small(offset_bytes=70 * MIB)
-    spec = a_spec(model="small-cnn", image_size=64, steps=2, device=f"sim:{on.name}", card=on)
-    whole = swept(runner, tmp_path / "whole", spec)
-    lines = (tmp_path / "whole" / "journal.jsonl").read_bytes().splitlines(keepends=True)
-    (tmp_path / "cut").mkdir()
-    (tmp_path / "cut" / "journal.jsonl").write_bytes(b"".join(lines[:3]))
-    assert Calibrations(tmp_path / "nothing").names() == ()
-    again = api.resume(tmp_path / "cut").record
-    assert [(t.size, t.outcome) for t in again.trials] == [(t.size, t.outcome) for t in whole.trials]
-    assert again.header.spec.card == on
-
-
 # -- the commands ----------------------------------------------------------------------------------------------------
 
 
@@ -152,22 +139,6 @@ def sweep(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], t
         return left.value.code, out, err
 
     return run
-
-
-def test_predict_names_the_calibration_it_uses_and_leaves_it_out_if_asked(sweep: Command, store: Calibrations) -> None:
-    code, out, _ = sweep("predict", *JOB, "--card", "rtx4060")
-    assert code == 0
-    said = "calibrated on 2026-11-30, torch 2.14.1+cu130: 312.00 MiB outside the allocator, 2.00 MiB more reserved"
-    assert said in " ".join(out.split())
-    with_it, without = (
-        json.loads(sweep("predict", *JOB, "--card", "rtx4060", "--json", *more)[1])
-        for more in ((), ("--no-calibration",))
-    )
-    assert with_it["calibration"]["outside_bytes"] == 312 * MIB
-    assert with_it["capacity_bytes"] == 8_318_222_336 - 312 * MIB
-    assert without["calibration"] is None
-    assert without["capacity_bytes"] == card("rtx4060").capacity_bytes
-    assert "calibrat" not in sweep("predict", *JOB, "--card", "rtx4060", "--no-calibration")[1]
 
 
 def test_a_calibrated_card_that_the_catalogue_lacks_is_one_until_it_is_left_out(
@@ -224,41 +195,6 @@ def test_what_is_kept_is_listed_and_forgotten(sweep: Command, store: Calibration
     assert json.loads(sweep("calibrate", "--forget", "rig-card-2gb", "--json")[1]) == {"forgot": "rig-card-2gb"}
     assert store.names() == ()
     assert "no card is calibrated here" in sweep("calibrate", "--list")[1]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message", "hint"),
-    [
-        (("--forget", "t4"), "no calibrated card is called 't4'", "--list"),
-        (("--forget", "t4", "--list"), "two questions", "one of them"),
-        (("--list", "--device", "cuda:1"), "--device is for measuring", "leave it out"),
-        (("--forget", "rtx4060", "--timeout", "5"), "--timeout is for measuring", "leave it out"),
-        (("--device", "sim:t4"), "only a GPU can be calibrated", "--device cuda"),
-        (("--timeout", "0"), "--timeout 0.0 is too small", "1 or more"),
-    ],
-)
-def test_what_cannot_be_asked_is_one_line_and_a_hint(
-    sweep: Command, store: Calibrations, arguments: tuple[str, ...], message: str, hint: str
-) -> None:
-    code, out, err = sweep("calibrate", *arguments)
-    assert (code, out) == (2, "")
-    assert message in err
-    assert hint in err
-    assert len(err.splitlines()) == 2
-    assert store.names() == ("rig-card-2gb", "rtx4060")
-
-
-def test_without_a_gpu_nothing_is_kept_and_it_says_where_to_go(
-    sweep: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setenv("SWEEPER_CALIBRATIONS", str(tmp_path / "none"))
-    code, out, err = sweep("calibrate")
-    assert (code, out) == (2, "")
-    message, hint = err.splitlines()
-    assert message.startswith("sweep: cuda: ")
-    assert "on the machine that has the GPU" in hint
-    assert not (tmp_path / "none").exists()
 
 
 def test_a_damaged_calibration_stops_what_would_use_it_and_nothing_else(sweep: Command, store: Calibrations) -> None:

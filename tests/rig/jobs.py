@@ -119,7 +119,7 @@ JOBS = [
 ]
 
 # In evaluation without gradients ``nn.MultiheadAttention`` takes a fused path on CUDA, chosen in Python by the device's
-# name, that is not simulated.  Attention without a fused kernel adds its mask in place on CUDA, and takes a little scratch.
+# name, that is not simulated.  Attention without a fused kernel adds its mask in place on CUDA, with a little scratch.
 OTHER_PATH = [
     Job("vit", mode="inference"),
     Job("encoder", mode="inference"),

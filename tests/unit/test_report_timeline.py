@@ -222,3 +222,12 @@ def test_the_same_timeline_gives_the_same_file() -> None:
 def test_a_forecast_without_its_history_cannot_be_drawn() -> None:
     with pytest.raises(ValueError, match="ask for it"):
         timeline(a_forecast(None))
+
+
+def test_a_long_module_leaves_the_headline_its_phase_and_its_own_last_name() -> None:
+    word = "encoder.layers.encoder_layer_11.self_attention.out_proj"
+    history = recorded(renamed(golden(61), word), DEFAULT_CONF, capacity_bytes=64 * MIB)
+    assert history.replay.failure is not None
+    headline = timeline(a_forecast(history)).headline
+    assert f" runs out in {history.replay.failure.label.phase} of " in headline
+    assert headline.endswith("self_attention.out_proj")
