@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import sweeper
 from sweeper.accuracy import accuracy
 from sweeper.allocator_conf import DEFAULT_CONF
 from sweeper.cards import card
@@ -392,3 +393,10 @@ def test_a_question_that_cannot_be_asked_is_one_line_and_a_hint(
     assert message in err
     assert hint in err
     assert len(err.splitlines()) == 2
+
+
+def test_a_language_model_of_many_tokens_follows_a_line() -> None:
+    # Batch 61 has 7808 tokens, and over 3072 CUDA sorts them.
+    found = sweeper.predict("tiny-transformer", card="t4", max_batch=128, cache=False)
+    assert found.max_batch == 128
+    assert found.notes == ()

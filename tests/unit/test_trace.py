@@ -141,7 +141,9 @@ def test_the_law_says_nothing_below_one_or_of_negative_bytes() -> None:
 @given(traces())
 def test_a_replay_is_the_allocator_event_by_event(trace: Trace) -> None:
     allocator, addresses = CachingAllocator(), []
-    for event in trace.events:
+    for index, event in enumerate(trace.events):
+        if index in trace.empties:
+            allocator.empty_cache()
         if event >= 0:
             addresses.append(allocator.allocate(trace.sizes[event]))
         else:

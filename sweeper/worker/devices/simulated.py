@@ -46,9 +46,9 @@ class SimulatedDevice(Device):
     Raises ``UnknownName`` when the catalogue has no such card.  The allocator is configured, as the real one, by
     ``PYTORCH_CUDA_ALLOC_CONF``.  Without ``cudnn_workspaces`` convolutions take none, as on the stand-in runtime.
 
-    With ``reductions`` sums over very many elements take their scratch, as on the card.  It is left out otherwise
-    because it follows no line over the batch, and a prediction is a line: in convnext_tiny at batch 64 on an A100 it is
-    0.3 % of the peak allocated and 1.4 % of the peak reserved.
+    With ``reductions`` sums over very many elements, and the gradients of embeddings of many tokens, take their
+    scratch, as on the card.  It is left out otherwise because it follows no line over the batch, and a prediction is a
+    line: in convnext_tiny at batch 64 on an A100 it is 0.3 % of the peak allocated and 1.4 % of the peak reserved.
     """
 
     simulated: ClassVar[bool] = True

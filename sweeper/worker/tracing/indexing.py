@@ -45,8 +45,11 @@ def embedding(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
     return result
 
 
-def embedding_backward(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
-    """Indices and gradient are made contiguous, many indices sorted: ``embedding_dense_backward_cuda``."""
+def embedding_backward(card: Card, func: OpOverload, args: Any, kwargs: Any, *, sorts: bool = True) -> Any:
+    """Indices and gradient are made contiguous, many indices sorted: ``embedding_dense_backward_cuda``.
+
+    What the sort takes is no straight line in the number of indices; without ``sorts`` it is left out.
+    """
     gradient, indices, rows = args[:3]
     if not gradient.is_meta:
         return func(*args, **kwargs)
@@ -54,7 +57,7 @@ def embedding_backward(card: Card, func: OpOverload, args: Any, kwargs: Any) -> 
     copies = [_bytes(tensor) for tensor in (indices, gradient) if not tensor.is_contiguous()]
     give_back_copies = _taken(card, copies, name)
     count = indices.numel()
-    if count <= _UNSORTED_INDICES:
+    if count <= _UNSORTED_INDICES or not sorts:
         result = func(*args, **kwargs)
         card.announce_result(result, func)
     else:

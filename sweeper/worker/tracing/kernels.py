@@ -50,8 +50,8 @@ def cublas_workspace_bytes(compute_capability: tuple[int, int]) -> int:
 class CudaKernels:
     """The rules for one trial on a card of ``compute_capability``.
 
-    Without ``multiprocessors``, their number, reductions take no scratch.  Without ``cudnn_workspaces`` cuDNN's plans
-    take no workspace: what is left is what PyTorch itself allocates.
+    Without ``multiprocessors``, their number, reductions take no scratch, nor do the sorted gradients of embeddings.
+    Without ``cudnn_workspaces`` cuDNN's plans take no workspace: what is left is what PyTorch itself allocates.
     """
 
     def __init__(
@@ -73,6 +73,8 @@ class CudaKernels:
             return partial(convolution.forward, plans=self._plans)
         if func is aten.native_layer_norm_backward.default:
             return partial(_native_layer_norm_backward, self._processors)
+        if func is aten.embedding_dense_backward.default:
+            return partial(indexing.embedding_backward, sorts=self._processors is not None)
         if func in reductions.OPERATORS and self._processors is not None:
             return partial(reductions.reduce, self._processors)
         if func._schema.name.startswith("aten::_foreach_") and not func._schema.returns:
@@ -349,7 +351,6 @@ _KERNELS: dict[OpOverload, Kernel] = {
     aten.scalar_tensor.default: indexing.scalar_tensor,
     aten.where.self: indexing.where,
     aten.embedding.default: indexing.embedding,
-    aten.embedding_dense_backward.default: indexing.embedding_backward,
     aten.index_put.default: indexing.index_put,
     aten.native_layer_norm.default: _native_layer_norm,
     aten._scaled_dot_product_efficient_attention.default: attention.efficient,
