@@ -71,6 +71,14 @@ class Card:
         """What PyTorch's allocator can have."""
         return self.total_bytes - self.context_bytes
 
+    @property
+    def kernels(self) -> str:
+        """What PyTorch chooses its kernels by; cards that agree in it share their traces.
+
+        The compute capability, and AMD's name: MI250X reports H100's 9.0, and has no cuDNN.
+        """
+        return f"{self.vendor} {self.compute_capability}" if self.vendor == "AMD" else self.compute_capability
+
 
 def _gib(size: float) -> int:
     return round(size * GIB)

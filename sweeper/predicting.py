@@ -70,19 +70,19 @@ class StepTracer:
         self._cache = cache
         self._on_trace = on_trace
 
-    def traces(self, spec: TrialSpec, compute_capability: str, sizes: Sequence[int]) -> tuple[Trace, ...]:
+    def traces(self, spec: TrialSpec, kernels: str, sizes: Sequence[int]) -> tuple[Trace, ...]:
         """The traces of ``spec``, whose device is ``sim:CARD``, at ``sizes``.
 
         Raises ``UsageError`` where the worker refuses the question, ``Untraceable`` where the step cannot be traced.
         """
-        asked = {size: question(with_size(spec, size), compute_capability) for size in sizes}
+        asked = {size: question(with_size(spec, size), kernels) for size in sizes}
         found: dict[int, Trace] = {}
         if self._cache:
             found = {size: kept for size in sizes if (kept := self._cache.get(asked[size])) is not None}
         missing = tuple(size for size in sizes if size not in found)
         if missing:
             if self._on_trace:
-                self._on_trace(spec, compute_capability)
+                self._on_trace(spec, kernels)
             taken, sources = self._take(spec, missing)
             for size, trace in zip(missing, taken, strict=True):
                 found[size] = trace
@@ -112,31 +112,31 @@ class EachSize:
     """
 
     def __init__(
-        self, tracer: StepTracer, spec: TrialSpec, compute_capability: str, *, taken: Sequence[Trace], why: NotAffine
+        self, tracer: StepTracer, spec: TrialSpec, kernels: str, *, taken: Sequence[Trace], why: NotAffine
     ) -> None:
-        self._tracer, self._spec, self._compute_capability = tracer, spec, compute_capability
+        self._tracer, self._spec, self._kernels = tracer, spec, kernels
         self._traces = {trace.batch_size: trace for trace in taken}
         self.why = why
 
     def at(self, batch_size: int) -> Trace:
         """Raises ``Untraceable`` where that size cannot be traced."""
         if batch_size not in self._traces:
-            self._traces[batch_size], *_ = self._tracer.traces(self._spec, self._compute_capability, (batch_size,))
+            self._traces[batch_size], *_ = self._tracer.traces(self._spec, self._kernels, (batch_size,))
         return self._traces[batch_size]
 
 
-def affine_law(tracer: StepTracer, spec: TrialSpec, compute_capability: str) -> AffineTrace:
+def affine_law(tracer: StepTracer, spec: TrialSpec, kernels: str) -> AffineTrace:
     """The law of ``spec``'s step.  Raises ``NotAffine`` where there is none, and what ``StepTracer.traces`` raises."""
-    return AffineTrace.join(*tracer.traces(spec, compute_capability, _LAW_SIZES))
+    return AffineTrace.join(*tracer.traces(spec, kernels, _LAW_SIZES))
 
 
-def job_traces(tracer: StepTracer, spec: TrialSpec, compute_capability: str) -> AffineTrace | EachSize:
+def job_traces(tracer: StepTracer, spec: TrialSpec, kernels: str) -> AffineTrace | EachSize:
     """The law of ``spec``'s step; where there is none, its traces one by one."""
-    taken = tracer.traces(spec, compute_capability, _LAW_SIZES)
+    taken = tracer.traces(spec, kernels, _LAW_SIZES)
     try:
         return AffineTrace.join(*taken)
     except NotAffine as why:
-        return EachSize(tracer, spec, compute_capability, taken=taken, why=why)
+        return EachSize(tracer, spec, kernels, taken=taken, why=why)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +238,7 @@ class Wanted:
 def forecasts(
     spec: TrialSpec, cards: Sequence[Card], wanted: Wanted, tracer: StepTracer, conf: AllocatorConf
 ) -> Iterator[Forecast]:
-    """What is predicted of ``spec`` on each card in turn; those of one compute capability share traces and replays.
+    """What is predicted of ``spec`` on each card in turn; those that choose the same kernels share traces.
 
     Raises what ``StepTracer.traces`` raises.
     """
@@ -246,10 +246,10 @@ def forecasts(
     for card in cards:
         began = time.monotonic()
         on_card = dataclasses.replace(spec, device=f"sim:{card.name}", card=card if card.calibrated else None)
-        job = jobs.get(card.compute_capability)
+        job = jobs.get(card.kernels)
         if job is None:
-            traces = job_traces(tracer, on_card, card.compute_capability)
-            job = jobs[card.compute_capability] = _Job(traces, conf, wanted.floor)
+            traces = job_traces(tracer, on_card, card.kernels)
+            job = jobs[card.kernels] = _Job(traces, conf, wanted.floor)
         found = job.forecast(on_card, card, wanted)
         if len(cards) == 1:
             found = dataclasses.replace(found, band=job.band(found, wanted))
@@ -257,7 +257,7 @@ def forecasts(
 
 
 class _Job:
-    """The replays of one job for cards of one compute capability."""
+    """The replays of one job for cards that choose the same kernels."""
 
     def __init__(self, traces: AffineTrace | EachSize, conf: AllocatorConf, floor: int) -> None:
         self._replays = Replays(traces, conf)

@@ -89,7 +89,7 @@ class Seed:
             self._header.spec, device=f"sim:{self._card.name}", memory_limit_bytes=None, card=self._card
         )
         try:
-            return job_traces(StepTracer(self._runner, self._folder), spec, self._card.compute_capability)
+            return job_traces(StepTracer(self._runner, self._folder), spec, self._card.kernels)
         except Untraceable:
             return None
 

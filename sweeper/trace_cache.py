@@ -1,9 +1,9 @@
 """Traces kept between commands: one file a trace, in the user's cache, under everything that the trace depends on.
 
 The question, all of which is in the file's name (as a digest) and in the file: the trial but its device and limit, the
-batch size, the compute capability of the card, the versions of torch and torchvision, the text of the code that traces
-(``sweeper/worker``, so that no changed rule is ever answered by an old trace), the schema of traces; and for code of
-the user's own, its full path, the current folder, Python's version and the list of what is installed.
+batch size, what the card's kernels are chosen by, the versions of torch and torchvision, the text of the code that
+traces (``sweeper/worker``, so that no changed rule is ever answered by an old trace), the schema of traces; and for
+code of the user's own, its full path, the current folder, Python's version and the list of what is installed.
 
 What cannot be in the question, because only the worker knows it: which files of the user's own the model was made from.
 They are kept beside the trace with a digest of each, and the trace counts only while all of them are as they were.
@@ -85,11 +85,14 @@ def default_folder() -> Path:
     return Path(platformdirs.user_cache_dir("sweeper", appauthor=False)) / "traces"
 
 
-def question(spec: TrialSpec, compute_capability: str) -> dict[str, Any]:
-    """Everything that the trace of ``spec`` at its batch size depends on, as what JSON can say."""
+def question(spec: TrialSpec, kernels: str) -> dict[str, Any]:
+    """Everything that the trace of ``spec`` at its batch size depends on, as what JSON can say.
+
+    ``kernels`` is ``Card.kernels``.
+    """
     asked: dict[str, Any] = {
         "spec": {f.name: getattr(spec, f.name) for f in fields(spec) if f.name not in _NOT_OF_A_TRACE},
-        "compute_capability": compute_capability,
+        "kernels": kernels,
         "versions": versions(),
         "tracer": _tracer_digest(),
         "trace_schema": TRACE_SCHEMA,

@@ -1,14 +1,12 @@
 """Calibrations as a person meets them: listed, forgotten, used and named, and left out when that is asked for."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from sweeper.calibrations import Calibrations
-from sweeper.cli import main
 from sweeper.units import MIB
 from tests.builders import a_calibration
 
@@ -16,26 +14,12 @@ Sweep = Callable[..., tuple[int, str, str]]
 JOB = ("--model", "small-cnn", "--image-size", "32", "--max-batch", "64")
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where calibrations are kept; there is no GPU."""
     monkeypatch.setenv("SWEEPER_CALIBRATIONS", str(tmp_path / "calibrations"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     return tmp_path / "calibrations"
-
-
-@pytest.fixture
-def sweep(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Sweep:
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["sweep", *arguments])
-        with pytest.raises(SystemExit) as left:
-            main()
-        out, err = capsys.readouterr()
-        assert isinstance(left.value.code, int)
-        return left.value.code, out, err
-
-    return run
 
 
 @pytest.mark.parametrize(

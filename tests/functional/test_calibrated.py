@@ -5,7 +5,6 @@ Nothing is measured here; ``tests/rig`` does that.  How the commands are used is
 
 import dataclasses
 import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -17,7 +16,6 @@ from sweeper.allocator_conf import DEFAULT_CONF
 from sweeper.calibration import Calibration, apply
 from sweeper.calibrations import Calibrations
 from sweeper.cards import Card, card
-from sweeper.cli import main
 from sweeper.journal import Journal, read_record
 from sweeper.predicting import Forecast, StepTracer, Wanted, forecasts
 from sweeper.record import Record, Settings
@@ -125,20 +123,10 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def sweep(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, traces: Path) -> Command:
-    """Run the command here; returns its exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
+def sweep(sweep: Command, monkeypatch: pytest.MonkeyPatch, traces: Path) -> Command:
+    """With traces that are kept between these tests."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(traces))
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["sweep", *arguments])
-        with pytest.raises(SystemExit) as left:
-            main()
-        out, err = capsys.readouterr()
-        assert isinstance(left.value.code, int)
-        return left.value.code, out, err
-
-    return run
+    return sweep
 
 
 def test_a_calibrated_card_that_the_catalogue_lacks_is_one_until_it_is_left_out(

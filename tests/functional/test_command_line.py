@@ -12,28 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from sweeper.cli import main
 from sweeper.host_memory import children_of
 from sweeper.journal import Journal, read_record
 from tests.builders import a_finished_record, a_header
 
 Sweep = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def sweep(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Sweep:
-    """Run the command here, in an empty folder; returns its exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["sweep", *arguments])
-        with pytest.raises(SystemExit) as left:
-            main()
-        out, err = capsys.readouterr()
-        assert isinstance(left.value.code, int)
-        return left.value.code, out, err
-
-    return run
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,20 +127,10 @@ def test_a_users_files_are_what_their_traces_depend_on(runner: ForkRunner, tmp_p
 
 
 @pytest.fixture
-def sweep(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kept: Path, tmp_path: Path) -> Command:
-    """Run the command here, with the traces of ``kept``; returns its exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
+def sweep(sweep: Command, monkeypatch: pytest.MonkeyPatch, kept: Path) -> Command:
+    """``sweep predict``, with the traces of ``kept``."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(kept))
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["sweep", "predict", *arguments])
-        with pytest.raises(SystemExit) as left:
-            main()
-        out, err = capsys.readouterr()
-        assert isinstance(left.value.code, int)
-        return left.value.code, out, err
-
-    return run
+    return partial(sweep, "predict")
 
 
 JOB = ("--model", "small-cnn", "--image-size", "64", "--steps", "2")

@@ -5,11 +5,7 @@ not; and attention where cuDNN's comes first.  What PyTorch would choose is aske
 The temporary space of recurrent networks is an estimate on both sides; everything else here is PyTorch's own doing.
 """
 
-import json
-import os
-import subprocess
 import sys
-import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -28,11 +24,10 @@ from sweeper.worker.devices import Device, map_tensors
 from sweeper.worker.devices.simulated import SimulatedDevice
 from sweeper.worker.tracing.selection import AttentionKernel, attention_kernel
 from tests.rig.build import Rig
-from tests.rig.test_against_simulation import ordered
+from tests.rig.histories import answer, assert_same_events, in_children, recorded_training, recordings_of
 
 pytestmark = pytest.mark.rig
 
-_ROOT = Path(__file__).parents[2]
 _CARDS = {75: "t4", 80: "a100-40gb", 89: "rtx4060", 90: "h100"}
 _WIDTH, _CLASSES, _TIME, _BATCH = 48, 24, 10, 4
 
@@ -199,13 +194,13 @@ def calls() -> Iterator[Call]:
             yield Call(square, dtype, learns, dropout, mask, mask_learns=True)
 
 
-def record_choices(answer: Path) -> None:
+def choices() -> list[int]:
     """The kernel that PyTorch chooses for each of ``calls``, by the number of its ``SDPBackend``."""
-    choices = []
+    found = []
     for call in calls():
         query, key, value, mask = call.tensors("cuda")
-        choices.append(torch._fused_sdp_choice(query, key, value, mask, call.dropout, call.mask == "causal"))
-    answer.write_text(json.dumps(choices))
+        found.append(torch._fused_sdp_choice(query, key, value, mask, call.dropout, call.mask == "causal"))
+    return found
 
 
 def train(job: Job, device: Device) -> None:
@@ -240,64 +235,28 @@ def train(job: Job, device: Device) -> None:
                     optimizer.zero_grad(set_to_none=True)
 
 
-def record_on_cuda(job: Job, answer: Path) -> None:
-    """The history of PyTorch's own allocator, as events and sizes.  Runs in a process of its own."""
-    from sweeper.worker.devices.cuda import CudaDevice
-
-    device = CudaDevice(index=0, memory_limit_bytes=None)
-    torch.cuda.memory._record_memory_history(max_entries=1_000_000, context=None)
+def quietly_train(job: Job, device: Device) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
         train(job, device)
-    numbers: dict[int, int] = {}
-    events: list[int] = []
-    sizes: list[int] = []
-    for entry in torch.cuda.memory._snapshot()["device_traces"][0]:
-        if entry["action"] == "alloc":
-            numbers[entry["addr"]] = len(sizes)
-            events.append(len(sizes))
-            sizes.append(entry["size"])
-        elif entry["action"] == "free_completed":
-            events.append(~numbers.pop(entry["addr"]))
-    peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-    answer.write_text(json.dumps({"events": events, "sizes": sizes, "peaks": peaks}))
 
 
 def main() -> None:
-    """A forked child for each recording: ``python -m tests.rig.test_recurrent_and_attention FOLDER``."""
-    folder = Path(sys.argv[1])
-    torch.set_num_threads(1)
-    recordings: list[tuple[str, int, Callable[[Path], None]]] = [
-        *((str(job), job.capability, partial(record_on_cuda, job)) for job in JOBS),
-        *((f"choices-{capability}", capability, record_choices) for capability in _CARDS),
+    """A recording of each job and choice: ``python -m tests.rig.test_recurrent_and_attention FOLDER``."""
+    recordings: list[tuple[str, dict[str, str], Callable[[], Any]]] = [
+        *(
+            (str(job), {"RIG_CC": str(job.capability)}, partial(recorded_training, partial(quietly_train, job)))
+            for job in JOBS
+        ),
+        *((f"choices-{capability}", {"RIG_CC": str(capability)}, choices) for capability in _CARDS),
     ]
-    for name, capability, record in recordings:
-        child = os.fork()
-        if child == 0:
-            os.environ["RIG_CC"] = str(capability)
-            try:
-                record(folder / f"{name}.json")
-            except Exception:
-                (folder / f"{name}.error").write_text(traceback.format_exc())
-            os._exit(0)
-        os.waitpid(child, 0)
-
-
-def answer(folder: Path, name: str) -> Any:
-    failure = folder / f"{name}.error"
-    assert not failure.exists(), failure.read_text()
-    return json.loads((folder / f"{name}.json").read_text())
+    in_children(Path(sys.argv[1]), recordings)
 
 
 @pytest.fixture(scope="module")
 def recorded(rig: Rig, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with one history a job, from the stand-in runtime."""
-    folder = tmp_path_factory.mktemp("histories")
-    environment = {**os.environ, **rig.environment(80 << 30)}
-    command = [sys.executable, "-m", "tests.rig.test_recurrent_and_attention", str(folder)]
-    done = subprocess.run(command, env=environment, cwd=_ROOT, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr
-    return folder
+    return recordings_of("tests.rig.test_recurrent_and_attention", rig, tmp_path_factory.mktemp("histories"))
 
 
 @pytest.mark.parametrize("job", JOBS, ids=str)
@@ -305,15 +264,7 @@ def test_the_simulation_allocates_what_cuda_allocates_in_the_same_order(job: Job
     truth = answer(recorded, str(job))
     device = SimulatedDevice(_CARDS[job.capability], record=True, cudnn_workspaces=False)
     train(job, device)
-    trace = device.trace(_BATCH)
-    said = list(ordered(list(trace.events), list(trace.sizes)))
-    real = list(ordered(truth["events"], truth["sizes"]))
-    for index, (ours, theirs) in enumerate(zip(said, real, strict=False)):
-        event = ours[0]
-        assert ours == theirs, (index, trace.label(event if event >= 0 else ~event))
-    assert len(said) == len(real)
-    usage = device.usage()
-    assert [usage.peak_allocated_bytes, usage.peak_reserved_bytes] == truth["peaks"]
+    assert_same_events(device, truth, _BATCH)
 
 
 @pytest.mark.parametrize("capability", _CARDS)

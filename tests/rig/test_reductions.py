@@ -4,10 +4,7 @@ Shapes are drawn once from a fixed seed, on either side of where threads, warps 
 in multiprocessors and in the threads of each.
 """
 
-import json
-import os
 import random
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,11 +17,10 @@ import torch
 from sweeper.cards import card
 from sweeper.worker.devices.simulated import SimulatedDevice
 from tests.rig.build import Rig
-from tests.rig.test_against_simulation import ordered
+from tests.rig.histories import answer, events_of, in_children, ordered, recordings_of
 
 pytestmark = pytest.mark.rig
 
-_ROOT = Path(__file__).parents[2]
 _CARDS = ("t4", "a100-40gb", "rtx4060")
 _LONGEST = 50_000_000  # elements; nothing is computed, but the stand-in's memory is the machine's
 
@@ -94,7 +90,7 @@ def cases() -> Iterator[Case]:
     yield Case("bias, channels last", convolution, (64, 28, 28, 96), (0, 3, 1, 2))
 
 
-def record(answer: Path) -> None:
+def record() -> list[tuple[list[int], list[int]]]:
     """For each case the allocator's history, as events and sizes."""
     torch.cuda.init()
     histories = []
@@ -104,40 +100,31 @@ def record(answer: Path) -> None:
         case.work(operand)
         entries = torch.cuda.memory._snapshot()["device_traces"][0]
         torch.cuda.memory._record_memory_history(enabled=None)
-        numbers: dict[int, int] = {}
-        events: list[int] = []
-        sizes: list[int] = []
-        for entry in entries:
-            if entry["action"] == "alloc":
-                numbers[entry["addr"]] = len(sizes)
-                events.append(len(sizes))
-                sizes.append(entry["size"])
-            elif entry["action"] == "free_completed":
-                events.append(~numbers.pop(entry["addr"]))
-        histories.append((events, sizes))
-    answer.write_text(json.dumps(histories))
+        histories.append(events_of(entries))
+    return histories
 
 
 def main() -> None:
-    """A forked child for each card: ``python -m tests.rig.test_reductions FOLDER``."""
-    for name in _CARDS:
-        child = os.fork()
-        if child == 0:
-            os.environ["RIG_CC"] = card(name).compute_capability.replace(".", "")
-            os.environ["RIG_MULTIPROCESSORS"] = str(card(name).multiprocessors)
-            record(Path(sys.argv[1], f"{name}.json"))
-            os._exit(0)
-        os.waitpid(child, 0)
+    """A recording of each card: ``python -m tests.rig.test_reductions FOLDER``."""
+    in_children(
+        Path(sys.argv[1]),
+        (
+            (
+                name,
+                {
+                    "RIG_CC": card(name).compute_capability.replace(".", ""),
+                    "RIG_MULTIPROCESSORS": str(card(name).multiprocessors),
+                },
+                record,
+            )
+            for name in _CARDS
+        ),
+    )
 
 
 @pytest.fixture(scope="module")
 def recorded(rig: Rig, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("reductions")
-    environment = {**os.environ, **rig.environment(80 << 30)}
-    command = [sys.executable, "-m", "tests.rig.test_reductions", str(folder)]
-    done = subprocess.run(command, env=environment, cwd=_ROOT, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr
-    return folder
+    return recordings_of("tests.rig.test_reductions", rig, tmp_path_factory.mktemp("reductions"))
 
 
 def simulated(case: Case, name: str) -> tuple[list[int], list[int]]:
@@ -152,7 +139,7 @@ def simulated(case: Case, name: str) -> tuple[list[int], list[int]]:
 
 @pytest.mark.parametrize("name", _CARDS)
 def test_reductions_take_what_they_take_on_the_card(name: str, recorded: Path) -> None:
-    real = json.loads((recorded / f"{name}.json").read_text())
+    real = answer(recorded, name)
     shared = 0
     for case, (events, sizes) in zip(cases(), real, strict=True):
         assert list(ordered(*simulated(case, name))) == list(ordered(events, sizes)), case

@@ -92,6 +92,14 @@ def test_an_affine_step_is_traced_three_times_and_never_again(tmp_path: Path) ->
     assert found.notes == ()
 
 
+def test_cards_of_two_vendors_share_no_trace_though_they_share_a_capability(tmp_path: Path) -> None:
+    runner = TracingRunner(affine)
+    nvidia, amd = cards()["h100"], cards()["mi250x"]
+    assert nvidia.compute_capability == amd.compute_capability
+    forecast_on(runner, tmp_path, nvidia, amd, cache=TraceCache(tmp_path / "cache"))
+    assert len(runner.sizes) == 6
+
+
 def test_a_step_that_is_not_affine_is_traced_at_each_size_once_and_that_is_said(tmp_path: Path) -> None:
     runner = TracingRunner(padded)
     found = forecast_on(runner, tmp_path)

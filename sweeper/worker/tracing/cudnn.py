@@ -10,11 +10,11 @@ tensor cores are faster for its type than its plain units, takes as much as its 
 its weight together.  A convolution of one pixel is a plain matrix product in either layout.
 
 Chosen among nine such rules with the 18 rows of an A100 in view (gmn-tv of peaks.csv: median error 5.9 % without, 1.3 %
-with), so these rows do not prove it.  On 190 rows that were not looked at before (gmn-timm, the same card) the median
-goes from 2.3 to 1.9 % and the 90th percentile from 8.2 to 6.0 %.  That fp32 on GeForce is left out was decided after
-seeing that it made those rows worse (xmem).  For 16-bit types there is no evidence either way: of 173 brackets of an
-RTX 3090 as many were told right without.  In forward the same copies made the peaks worse: plans that transpose nothing
-win there, or their copies fit in what is cached anyway.
+with), so these rows do not prove it.  On 190 rows that were not looked at before (gmn-timm, the same card; then without
+the searches below) the median goes from 2.3 to 1.9 % and the 90th percentile from 8.2 to 6.0 %.  That fp32 on GeForce
+is left out was decided after seeing that it made those rows worse (xmem).  For 16-bit types there is no evidence either
+way: of 173 brackets of an RTX 3090 as many were told right without.  In forward the same copies made the peaks worse:
+plans that transpose nothing win there, or their copies fit in what is cached anyway.
 
 With ``torch.backends.cudnn.benchmark`` each convolution that is new to the process is searched for first, and the
 allocator's cache is given back after the search, so what earlier layers left free is not there for later ones.
