@@ -14,15 +14,28 @@ from sweeper.cli.models import models
 from sweeper.cli.predict import predict
 from sweeper.cli.report import report
 from sweeper.cli.run import run
-from sweeper.errors import SweepError
+from sweeper.errors import SweepError, UnknownName
 
 __all__ = ["main"]
 
 _INTERRUPTED = 130
 
 
+class _Commands(DefaultGroup):  # type: ignore[misc]
+    """What is no command is taken for the options of ``run``; a first word that is none of those was meant as one."""
+
+    def resolve_command(
+        self, context: click.Context, arguments: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        word = arguments[0] if arguments else "-"
+        if word not in self.commands and not word.startswith("-"):
+            raise UnknownName("command", word, tuple(self.commands), listing="`sweep --help` lists them")
+        found: tuple[str | None, click.Command | None, list[str]] = super().resolve_command(context, arguments)
+        return found
+
+
 @click.group(
-    cls=DefaultGroup,
+    cls=_Commands,
     default="run",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )

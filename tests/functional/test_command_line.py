@@ -22,6 +22,8 @@ Sweep = Callable[..., tuple[int, str, str]]
 @pytest.mark.parametrize(
     ("arguments", "message", "hint"),
     [
+        (["calibrat"], "no command is called 'calibrat'", "did you mean calibrate?"),
+        (["resnet18"], "no command is called 'resnet18'", "sweep --help"),
         (["--model", "resnet19"], "no model is called 'resnet19'", "resnet18"),
         (["--model", "resnet19"], "no model is called 'resnet19'", "sweep models"),
         (["--model", "fasterrcnn_resnet50_fpn"], "fasterrcnn_resnet50_fpn", ""),
