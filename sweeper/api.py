@@ -10,19 +10,21 @@ import platform
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sweeper import calibrating, cards, model_names
+from sweeper import calibrating, cards
 from sweeper.accuracy import accuracy
 from sweeper.allocator_conf import AllocatorConf
+from sweeper.axes import at_size
 from sweeper.calibration import Calibration
 from sweeper.calibrations import Calibrations
 from sweeper.calibrations import default_folder as calibrations_folder
-from sweeper.checks import bytes_of, check_device, check_numbers, check_sizes, check_steps, one_of
+from sweeper.checks import bytes_of, check_device, check_not_given, check_numbers, check_sizes, sizes_of
+from sweeper.choices import Choices, check_choices, job
 from sweeper.drawing import draw, draw_timeline
 from sweeper.errors import UnknownName, UsageError, WorkerFailed
 from sweeper.journal import Journal, read_record
@@ -31,14 +33,16 @@ from sweeper.record import CurvePoint, Header, Record, Settings
 from sweeper.runner import Runner, open_runner
 from sweeper.sweeping import Observer, Silent, run_sweep
 from sweeper.trace_cache import TraceCache, default_folder
-from sweeper.trial import MODES, OPTIMIZERS, PRECISIONS, Describe, DeviceReport, TrialSpec
+from sweeper.trial import Describe, DeviceReport, TrialSpec
 from sweeper.units import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from typing_extensions import Unpack
 
 __all__ = [
     "AUTO_CARD",
+    "Choices",
     "Forecast",
     "Run",
     "calibrate",
@@ -119,13 +123,12 @@ def sweep(
     max_batch: int = 512,
     min_batch: int = 1,
     batches: Sequence[int] = (),
+    axis: str = "batch",
+    min_size: int | None = None,
+    max_size: int | None = None,
+    step: int | None = None,
+    target_batch: int | None = None,
     device: str = "auto",
-    model_args: Mapping[str, int | float | bool | str] | None = None,
-    precision: str = "fp32",
-    optimizer: str = "sgd",
-    mode: str = "train",
-    image_size: int | None = None,
-    steps: int = 3,
     memory_limit: int | str | None = None,
     confirm: int | None = None,
     points: int = 6,
@@ -139,52 +142,57 @@ def sweep(
     folder: str | Path | None = None,
     observer: Observer | None = None,
     command: Sequence[str] = (),
+    **choices: "Unpack[Choices]",
 ) -> Run:
     """Find and prove the largest batch of ``model`` that fits; returns a ``Run``.
 
-    ``batches`` measures just those instead.  ``memory_limit`` and ``host_memory_limit`` are bytes or a text such as
-    ``"8GiB"``; ``margin`` is the share of capacity the recommended batch leaves free; ``confirm`` is how often the
-    answer must fit (1 on simulated cards, 2 on real devices when None).  ``calibration`` is whether a kept calibration
-    of the card is used.  ``folder`` defaults to a new one in ``results/``.  Raises ``UsageError`` before anything runs
-    when the question cannot be asked, ``CalibrationUnusable`` for what is kept of the card, ``FolderUnusable`` or
-    ``FolderInUse`` for the folder, ``WorkerFailed`` when no worker starts.  A trial that breaks does not raise: see
-    ``Run.record.broken``.
+    ``choices`` say how it is trained (see ``Choices``).  ``batches`` measures just those instead.  ``axis`` varies
+    something else than the batch, from ``min_size`` to ``max_size`` in steps of ``step``, at the ``batch_size`` among
+    the choices; ``target_batch`` is the effective batch to keep by accumulation.  ``memory_limit`` and
+    ``host_memory_limit`` are bytes or a text such as ``"8GiB"``; ``margin`` is the share of capacity the recommended
+    batch leaves free; ``confirm`` is how often the answer must fit (1 on simulated cards, 2 on real devices when
+    None).  ``calibration`` is whether a kept calibration of the card is used.  ``folder`` defaults to a new one in
+    ``results/``.  Raises ``UsageError`` before anything runs when the question cannot be asked, ``CalibrationUnusable``
+    for what is kept of the card, ``FolderUnusable`` or ``FolderInUse`` for the folder, ``WorkerFailed`` when no worker
+    starts.  A trial that breaks does not raise: see ``Run.record.broken``.
     """
-    spec = dataclasses.replace(
-        _spec(model, model_args, precision, optimizer, mode, image_size, steps),
-        batch_size=min(batches) if batches else min_batch,
-        device=device,
-        memory_limit_bytes=bytes_of(memory_limit),
+    sizes = sizes_of(
+        axis, min_batch=min_batch, max_batch=max_batch, batches=batches, min_size=min_size, max_size=max_size, step=step
     )
+    spec = dataclasses.replace(job(model, choices), device=device, memory_limit_bytes=bytes_of(memory_limit))
+    check_not_given(spec, axis)
+    spec = at_size(spec, axis, sizes.listed[0] if sizes.listed else sizes.floor)
     if isolation not in ("fork", "spawn"):
         raise UnknownName("isolation", isolation, ("fork", "spawn"), listing="fork and spawn exist")
-    check_sizes(min_batch=min_batch, max_batch=max_batch, batches=batches)
-    check_steps(steps)
     check_numbers(confirm=confirm, points=points, margin=margin, round_to=round_to, timeout_s=timeout_s)
-    model_names.check_model(model)
     kept = calibrations(calibration)
     spec = _as_calibrated(spec, kept)
     check_device(spec)
+    check_choices(spec)
     host_limit = bytes_of(host_memory_limit)
     with contextlib.ExitStack() as stack:
         runner = stack.enter_context(open_runner(isolation, timeout_s=timeout_s, host_memory_limit_bytes=host_limit))
         if spec.device == "auto":
             spec = _as_calibrated(dataclasses.replace(spec, device=_choose_device(runner)), kept)
+            check_choices(spec)
             (observer or Silent()).chose(spec.device)
         if confirm is None:
             confirm = _CONFIRM_SIMULATED if spec.device.startswith("sim:") else _CONFIRM_REAL
         settings = Settings(
-            floor=min_batch,
-            cap=max(batches) if batches else max_batch,
+            floor=sizes.floor,
+            cap=sizes.cap,
+            step=sizes.step,
             confirm=confirm,
             points=points,
             margin=margin,
             round_to=round_to,
-            sizes=tuple(sorted(set(batches))),
+            sizes=sizes.listed,
             timeout_s=timeout_s,
             isolation=isolation,  # type: ignore[arg-type]
             predict=predict,
             host_memory_limit_bytes=host_limit,
+            axis=axis,
+            target_batch=target_batch,
             calibration=calibration,
         )
         header = _header(spec, settings, command)
@@ -205,29 +213,25 @@ def predict(
     budget: int | str | None = None,
     batch: int | None = None,
     max_batch: int = 4096,
-    model_args: Mapping[str, int | float | bool | str] | None = None,
-    precision: str = "fp32",
-    optimizer: str = "sgd",
-    mode: str = "train",
-    image_size: int | None = None,
-    steps: int = 3,
     cache: bool = True,
     history: bool = False,
     calibration: bool = True,
     on_trace: Callable[[TrialSpec, str], None] | None = None,
+    **choices: "Unpack[Choices]",
 ) -> Forecast:
     """Say, without a GPU and without a trial, what fits on ``card``: the largest batch, the curve, and why not more.
 
-    ``card`` is a name of the catalogue or a size; ``budget`` is bytes or a text such as ``"16GiB"``, a limit below the
-    card's or, without a card, all there is (with the kernels of compute capability 8.9).  ``batch`` asks about that
-    batch too: ``Forecast.fits`` and ``Forecast.headroom_bytes`` are then its.  ``cache`` keeps and uses the traces of
-    earlier questions, ``calibration`` a kept calibration of the card.  ``history`` asks for ``Forecast.history``, the
-    step event by event, which ``draw_timeline`` draws.  ``on_trace`` is told what is traced, and for which compute
-    capability, before it is.  Raises ``UsageError`` when the question cannot be asked, ``CalibrationUnusable`` for what
-    is kept of the card, ``Untraceable`` when the model cannot run without values, ``WorkerFailed`` when no worker
-    starts.
+    ``choices`` say how it is trained (see ``Choices``).  ``card`` is a name of the catalogue or a size; ``budget`` is
+    bytes or a text such as ``"16GiB"``, a limit below the card's or, without a card, all there is (with the kernels of
+    compute capability 8.9).  ``batch`` asks about that batch too: ``Forecast.fits`` and ``Forecast.headroom_bytes``
+    are then its.  ``cache`` keeps and uses the traces of earlier questions, ``calibration`` a kept calibration of the
+    card.  ``history`` asks for ``Forecast.history``, the step event by event, which ``draw_timeline`` draws.
+    ``on_trace`` is told what is traced, and for which compute capability, before it is.  Raises ``UsageError`` when
+    the question cannot be asked, ``CalibrationUnusable`` for what is kept of the card, ``Untraceable`` when the model
+    cannot run without values, ``WorkerFailed`` when no worker starts.
     """
-    spec = _spec(model, model_args, precision, optimizer, mode, image_size, steps)
+    spec = job(model, choices)
+    check_not_given(spec, "batch")
     limit = bytes_of(budget)
     wanted = _wanted(spec, max_batch=max_batch, batch=batch, budget_bytes=limit, history=history)
     asked = _card_of(card, limit, calibrations(calibration))
@@ -240,18 +244,14 @@ def predict_all(
     budget: int | str | None = None,
     batch: int | None = None,
     max_batch: int = 4096,
-    model_args: Mapping[str, int | float | bool | str] | None = None,
-    precision: str = "fp32",
-    optimizer: str = "sgd",
-    mode: str = "train",
-    image_size: int | None = None,
-    steps: int = 3,
     cache: bool = True,
     calibration: bool = True,
     on_trace: Callable[[TrialSpec, str], None] | None = None,
+    **choices: "Unpack[Choices]",
 ) -> tuple[Forecast, ...]:
     """The same of every card in the catalogue, the smallest answer first; a budget limits the cards that have more."""
-    spec = _spec(model, model_args, precision, optimizer, mode, image_size, steps)
+    spec = job(model, choices)
+    check_not_given(spec, "batch")
     wanted = _wanted(spec, max_batch=max_batch, batch=batch, budget_bytes=bytes_of(budget))
     found = _forecasts(spec, tuple(calibrations(calibration).cards()), wanted, cache=cache, on_trace=on_trace)
     return tuple(sorted(found, key=lambda one: (one.max_batch or 0, one.capacity_bytes, one.card.name)))
@@ -332,29 +332,6 @@ def _driver_sees_gpu() -> bool:
         return False
 
 
-def _spec(
-    model: str,
-    model_args: Mapping[str, int | float | bool | str] | None,
-    precision: str,
-    optimizer: str,
-    mode: str,
-    image_size: int | None,
-    steps: int,
-) -> TrialSpec:
-    """What is trained, checked word by word; where and at which size is for the caller to say."""
-    return TrialSpec(
-        model=model,
-        batch_size=1,
-        device="auto",
-        model_args=dict(model_args or {}),
-        precision=one_of("precision", precision, PRECISIONS),
-        optimizer=one_of("optimizer", optimizer, OPTIMIZERS),
-        mode=one_of("mode", mode, MODES),
-        image_size=image_size,
-        steps=steps,
-    )
-
-
 def _card_of(name: str | None, budget_bytes: int | None, kept: Calibrations) -> cards.Card:
     """The card that is meant; without a name one that is the budget, all of it for the allocator."""
     if name is not None:
@@ -380,8 +357,6 @@ def _wanted(
     spec: TrialSpec, *, max_batch: int, batch: int | None, budget_bytes: int | None, history: bool = False
 ) -> Wanted:
     check_sizes(min_batch=1, max_batch=max_batch, batches=() if batch is None else (batch,))
-    check_steps(spec.steps)
-    model_names.check_model(spec.model)
     return Wanted(
         cap=max(max_batch, batch or 1),
         batch=batch,

@@ -1,15 +1,25 @@
 """What can be told of a question before anything runs: each check raises ``UsageError`` with what to write instead."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from sweeper import cards
+from sweeper import axes, cards
 from sweeper.errors import UnknownName, UsageError
 from sweeper.host_memory import total_bytes
 from sweeper.trial import TrialSpec
 from sweeper.units import format_bytes, parse_bytes
 
-__all__ = ["bytes_of", "check_device", "check_limit", "check_numbers", "check_sizes", "check_steps", "one_of"]
+__all__ = [
+    "bytes_of",
+    "check_device",
+    "check_limit",
+    "check_numbers",
+    "check_sizes",
+    "check_steps",
+    "one_of",
+    "sizes_of",
+]
 
 DEVICES = ("auto", "cuda", "cuda:1", "cpu", "sim:CARD")
 
@@ -51,6 +61,62 @@ def check_sizes(*, min_batch: int, max_batch: int, batches: Sequence[int]) -> No
         raise UsageError(
             f"--min-batch {min_batch} is above --max-batch {max_batch}", hint="give a range that is not empty"
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """The sizes a sweep looks among: ``listed``, or from ``floor`` to ``cap`` in steps of ``step``."""
+
+    floor: int
+    cap: int
+    step: int = 1
+    listed: tuple[int, ...] = ()
+
+
+def sizes_of(
+    axis: str,
+    *,
+    min_batch: int,
+    max_batch: int,
+    batches: Sequence[int],
+    min_size: int | None,
+    max_size: int | None,
+    step: int | None,
+) -> Sizes:
+    """The sizes along ``axis``.  Raises ``UsageError`` where they are none, or said in the words of another axis."""
+    axes.check_axis(axis)
+    if axis == "batch":
+        least, most = min_batch if min_size is None else min_size, max_batch if max_size is None else max_size
+        check_sizes(min_batch=least, max_batch=most, batches=batches)
+        listed = tuple(sorted(set(batches)))
+        return Sizes(floor=least, cap=max(listed) if listed else most, step=step or 1, listed=listed)
+    if batches:
+        raise UsageError(
+            f"--batches lists batches, and the axis is {axis}", hint="give --min and --max, or leave --axis out"
+        )
+    if max_size is None:
+        raise UsageError(f"how far along {axis}?", hint=f"sweep ... --axis {axis} --max 4096")
+    step = step or 1
+    floor = step if min_size is None else min_size
+    if floor < 1 or max_size < floor or step < 1:
+        raise UsageError(
+            f"no sizes from {floor} to {max_size} in steps of {step}",
+            hint="give a --min, a --max and a --step of 1 and more",
+        )
+    return Sizes(floor=floor, cap=max_size, step=step)
+
+
+def check_not_given(spec: TrialSpec, axis: str) -> None:
+    """Raises ``UsageError`` where ``spec`` fixes the size that is to be varied."""
+    size = axes.size_of(spec, axis)
+    if axis == "batch":
+        if size != 1:
+            raise UsageError(
+                f"--batch-size {size} fixes the batch, which is what is looked for",
+                hint="leave it out, or vary something else with --axis",
+            )
+    elif size is not None:
+        raise UsageError(f"{axis} is fixed at {size}, and is the axis too", hint="give --min and --max instead")
 
 
 def check_steps(steps: int) -> None:

@@ -2,7 +2,7 @@
 
 ``journal.jsonl`` holds one JSON object a line, each flushed to the disk before the sweep goes on:
 
-    {"schema": 2, "entry": "header", ...}       what was asked                              always the first line
+    {"schema": 3, "entry": "header", ...}       what was asked                              always the first line
     {"entry": "device", ...}                    what the worker said of the device, the prediction, and of which card
     {"entry": "trial", ...}                     one line a trial, in order
 
@@ -34,7 +34,8 @@ __all__ = ["SCHEMA", "Journal", "read_record"]
 
 # 1  first version
 # 2  adds the card that is simulated or predicted, and what was predicted of each trial; entries of 1 read as None
-SCHEMA = 2
+# 3  adds the axis's step and the choices of a training job, all with defaults
+SCHEMA = 3
 
 
 def _from_1_to_2(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -42,8 +43,13 @@ def _from_1_to_2(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"card": None, **entry} if entry.get("entry") == "device" else entry for entry in entries]
 
 
+def _from_2_to_3(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All new fields have defaults."""
+    return entries
+
+
 # One function a step: takes every line of a journal of its number, as parsed, and returns those of the next.
-_UPGRADES: Mapping[int, Callable[[list[dict[str, Any]]], list[dict[str, Any]]]] = {1: _from_1_to_2}
+_UPGRADES: Mapping[int, Callable[[list[dict[str, Any]]], list[dict[str, Any]]]] = {1: _from_1_to_2, 2: _from_2_to_3}
 
 FILE = "journal.jsonl"
 

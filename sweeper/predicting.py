@@ -17,6 +17,7 @@ from pathlib import Path
 from sweeper import calibration
 from sweeper.accuracy import Accuracy
 from sweeper.allocator_conf import AllocatorConf
+from sweeper.axes import at_size
 from sweeper.cards import Card
 from sweeper.errors import Untraceable, UsageError
 from sweeper.history import History
@@ -32,7 +33,7 @@ from sweeper.prediction import (
 from sweeper.runner import Runner
 from sweeper.trace import AffineTrace, NotAffine, Trace
 from sweeper.trace_cache import TraceCache, question, versions
-from sweeper.trial import Broken, Refused, TakeTraces, Traced, TrialSpec, with_size
+from sweeper.trial import Broken, Refused, TakeTraces, Traced, TrialSpec
 from sweeper.untraceable import untraceable
 
 __all__ = [
@@ -75,7 +76,7 @@ class StepTracer:
 
         Raises ``UsageError`` where the worker refuses the question, ``Untraceable`` where the step cannot be traced.
         """
-        asked = {size: question(with_size(spec, size), kernels) for size in sizes}
+        asked = {size: question(at_size(spec, "batch", size), kernels) for size in sizes}
         found: dict[int, Trace] = {}
         if self._cache:
             found = {size: kept for size in sizes if (kept := self._cache.get(asked[size])) is not None}
@@ -101,7 +102,7 @@ class StepTracer:
             case Refused(message=message, hint=hint):
                 raise UsageError(message, hint=hint)
             case Broken():
-                raise untraceable(with_size(spec, sizes[0]), response)
+                raise untraceable(at_size(spec, "batch", sizes[0]), response)
         raise Untraceable(f"the worker answered with {type(response).__name__}", hint="reinstall sweeper")
 
 

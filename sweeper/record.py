@@ -65,7 +65,9 @@ class Settings:
     isolation: Literal["fork", "spawn"] = "fork"
     predict: bool = True
     host_memory_limit_bytes: int | None = None
-    axis: Literal["batch"] = "batch"
+    axis: str = "batch"
+    step: int = 1  # sizes are the floor and a multiple of it
+    target_batch: int | None = None  # the effective batch to keep by accumulation
     calibration: bool = True
 
 
@@ -250,6 +252,7 @@ class Record:
             search = Search(
                 floor=self.floor,
                 cap=settings.cap,
+                step=settings.step,
                 confirm=settings.confirm,
                 points=settings.points,
                 capacity_bytes=self.capacity_bytes or None,

@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Protocol
 
-from sweeper import cards
+from sweeper import axes, cards
 from sweeper.calibrations import Calibrations
 from sweeper.checks import check_limit
 from sweeper.errors import UsageError, WorkerFailed
@@ -31,7 +31,6 @@ from sweeper.trial import (
     Request,
     TrialSpec,
     request_from_json,
-    with_size,
 )
 from sweeper.wire import WireError
 
@@ -144,13 +143,14 @@ def _is_gpu(device: DeviceReport) -> bool:
 
 def _run_trial(record: Record, asked: NextTrial, runner: Runner, trials: Path) -> TrialRecord:
     assert record.device is not None
-    spec = dataclasses.replace(with_size(record.header.spec, asked.size), device=record.device.device)
+    axis = record.header.settings.axis
+    spec = dataclasses.replace(axes.at_size(record.header.spec, axis, asked.size), device=record.device.device)
     if spec.device == "cpu":
         # Half of what is free moves from trial to trial; a boundary needs one budget for all.
         spec = dataclasses.replace(spec, memory_limit_bytes=record.device.capacity_bytes)
     if asked.withheld_bytes:
         spec = dataclasses.replace(spec, memory_limit_bytes=record.capacity_bytes - asked.withheld_bytes)
-    name = f"{asked.number:04d}-b{asked.size:04d}"
+    name = f"{asked.number:04d}-{axes.words(axis).letter}{asked.size:04d}"
     started, began = datetime.now(timezone.utc).isoformat(timespec="milliseconds"), time.monotonic()
     adopted = _adopt(trials / name, spec)
     response = adopted or runner.run(spec, trials / name)

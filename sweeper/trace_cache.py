@@ -38,7 +38,7 @@ __all__ = ["TraceCache", "default_folder", "question", "versions"]
 # 1  first version
 SCHEMA = 1
 
-_NOT_OF_A_TRACE = frozenset({"device", "memory_limit_bytes", "card"})
+_NOT_OF_A_TRACE = frozenset({"device", "memory_limit_bytes", "card", "alloc_conf"})
 
 
 class TraceCache:

@@ -4,7 +4,6 @@ A trial trains one model at one batch size in a process of its own and ends in o
 of memory, or it broke.  Sizes are bytes, times are seconds, and what was not measured is None, never a guess.
 """
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,12 +13,14 @@ from sweeper.cards import Card
 from sweeper.wire import WireError, from_jsonable, to_jsonable
 
 __all__ = [
+    "ATTENTIONS",
     "KINDS",
     "MODES",
     "OPTIMIZERS",
     "PHASES",
     "PRECISIONS",
     "SCHEMA",
+    "Attention",
     "Breakdown",
     "Broken",
     "Calibrate",
@@ -32,6 +33,7 @@ __all__ = [
     "Outcome",
     "PhasePeak",
     "Refused",
+    "Scalar",
     "StepRecord",
     "TrialSpec",
     "Request",
@@ -42,7 +44,6 @@ __all__ = [
     "request_to_json",
     "response_from_json",
     "response_to_json",
-    "with_size",
 ]
 
 # The version of request.json and result.json.  Driver and worker are of one installation, so there is nothing to
@@ -55,12 +56,21 @@ PHASES: tuple[Phase, ...] = ("setup", "inputs", "forward", "loss", "backward", "
 Kind = Literal["weights", "buffers", "gradients", "optimizer", "inputs", "activations", "workspace"]
 KINDS: tuple[Kind, ...] = ("weights", "buffers", "gradients", "optimizer", "inputs", "activations", "workspace")
 
-Precision = Literal["fp32", "amp-fp16", "amp-bf16", "bf16"]
-PRECISIONS: tuple[Precision, ...] = ("fp32", "amp-fp16", "amp-bf16", "bf16")
-Optimizer = Literal["sgd", "adam", "adamw"]
-OPTIMIZERS: tuple[Optimizer, ...] = ("sgd", "adam", "adamw")
+# ``tf32`` is fp32 whose matrix products and convolutions may round their factors; ``amp-*`` is autocast, with a
+# gradient scaler for fp16; ``fp16`` and ``bf16`` hold weights, gradients and activations in that type; ``fp8`` computes
+# linear layers in it (torchao) on weights of fp32.
+Precision = Literal["fp32", "tf32", "amp-fp16", "amp-bf16", "fp16", "bf16", "fp8"]
+PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "amp-fp16", "amp-bf16", "fp16", "bf16", "fp8")
+Optimizer = Literal["sgd", "sgd-momentum", "adam", "adamw", "adagrad", "rmsprop", "adafactor", "adamw-8bit"]
+OPTIMIZERS: tuple[Optimizer, ...] = (
+    "sgd", "sgd-momentum", "adam", "adamw", "adagrad", "rmsprop", "adafactor", "adamw-8bit",
+)  # fmt: skip
 Mode = Literal["train", "inference"]
 MODES: tuple[Mode, ...] = ("train", "inference")
+Attention = Literal["auto", "flash", "efficient", "math"]
+ATTENTIONS: tuple[Attention, ...] = ("auto", "flash", "efficient", "math")
+
+Scalar = int | float | bool | str  # what an argument on the command line can be
 
 # The classes of failure; failures.py says how evidence is read.  The first two can move the boundary.
 FailureClass = Literal[
@@ -73,7 +83,12 @@ FailureClass = Literal[
 class TrialSpec:
     """One trial: what to train, how, where, and at which size.
 
-    ``card`` is the card to simulate where it is not as the catalogue has it: calibrated, or of no catalogue.
+    A choice that its model or device cannot do is refused, by ``choices`` before the first trial or by the worker.
+    ``config`` is a model configuration (JSON) of a library that builds from one.  ``optimizer_args`` go to the
+    optimizer's constructor, ``foreach`` and ``fused`` among them.  ``freeze`` are patterns (``fnmatch``) of parameter
+    names that are not trained; with ``lora_rank`` all are frozen but the adapters.  One step of the optimizer takes
+    ``accumulate`` batches of ``batch_size``.  ``attention`` is the only kernel that may be chosen.  ``card`` is the
+    card to simulate where it is not as the catalogue has it: calibrated, or of no catalogue.
     """
 
     TAGGED: ClassVar[bool] = True
@@ -81,11 +96,22 @@ class TrialSpec:
     model: str
     batch_size: int
     device: str  # "cuda", "cuda:1", "cpu" or "sim:CARD"; never "auto", which the driver resolves
-    model_args: Mapping[str, int | float | bool | str] = field(default_factory=dict)
+    model_args: Mapping[str, Scalar] = field(default_factory=dict)
+    config: str | None = None
+    image_size: int | None = None  # pixels a side; None is the model's own
+    seq_len: int | None = None  # tokens; None is the model's own
     precision: Precision = "fp32"
     optimizer: Optimizer = "sgd"
+    optimizer_args: Mapping[str, Scalar] = field(default_factory=dict)
     mode: Mode = "train"
-    image_size: int | None = None  # pixels a side; None is the model's own
+    accumulate: int = 1
+    checkpointing: bool = False
+    freeze: tuple[str, ...] = ()
+    lora_rank: int | None = None
+    channels_last: bool = False
+    compile: bool = False
+    attention: Attention = "auto"
+    alloc_conf: str | None = None  # as in PYTORCH_CUDA_ALLOC_CONF, which is what counts where this is None
     steps: int = 3
     memory_limit_bytes: int | None = None
     seed: int = 0
@@ -266,12 +292,13 @@ class CalibrationTrial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeTraces:
-    """The request for traces of ``spec``'s step on meta tensors at each of ``sizes``."""
+    """The request for traces of ``spec``'s step on meta tensors at each of ``sizes`` along ``axis`` (see ``axes``)."""
 
     TAGGED: ClassVar[bool] = True
 
     spec: TrialSpec
     sizes: tuple[int, ...]
+    axis: str = "batch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,8 +377,3 @@ def _read(kind: Any, text: str) -> Any:
     if found != SCHEMA:
         raise WireError(f"schema {found}, expected {SCHEMA}")
     return from_jsonable(kind, data)
-
-
-def with_size(spec: TrialSpec, size: int) -> TrialSpec:
-    """Return ``spec`` at another batch size."""
-    return dataclasses.replace(spec, batch_size=size)

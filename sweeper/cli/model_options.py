@@ -6,17 +6,15 @@ from typing import Any
 
 import click
 
-from sweeper.trial import MODES, OPTIMIZERS, PRECISIONS
+from sweeper.trial import ATTENTIONS, MODES, OPTIMIZERS, PRECISIONS, Scalar
 
 __all__ = ["model_options"]
 
 _Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def _model_args(
-    _context: click.Context, _parameter: click.Parameter, pairs: tuple[str, ...]
-) -> dict[str, int | float | bool | str]:
-    arguments: dict[str, int | float | bool | str] = {}
+def _arguments(_context: click.Context, _parameter: click.Parameter, pairs: tuple[str, ...]) -> dict[str, Scalar]:
+    arguments: dict[str, Scalar] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name.isidentifier():
@@ -25,7 +23,7 @@ def _model_args(
     return arguments
 
 
-def _value(text: str) -> int | float | bool | str:
+def _value(text: str) -> Scalar:
     """``8`` is a number, ``true`` is a truth value, anything else is text."""
     try:
         value = json.loads(text.lower() if text.lower() in ("true", "false") else text)
@@ -42,17 +40,36 @@ _MODEL: tuple[_Decorator, ...] = (
         "--model-arg",
         "model_args",
         multiple=True,
-        callback=_model_args,
+        callback=_arguments,
         metavar="NAME=VALUE",
         help="An argument of the model's constructor; may be repeated.",
     ),
+    click.option("--config", metavar="FILE.json", help="A model configuration, for libraries that build from one."),
 )
 _STEP: tuple[_Decorator, ...] = (
+    click.option("--image-size", type=int, metavar="N", help="Pixels a side; the model's own by default."),
+    click.option("--seq-len", type=int, metavar="N", help="Tokens a sequence; the model's own by default."),
     click.option("--precision", default="fp32", show_default=True, metavar="|".join(PRECISIONS)),
     click.option("--optimizer", default="sgd", show_default=True, metavar="|".join(OPTIMIZERS)),
+    click.option(
+        "--optimizer-arg",
+        "optimizer_args",
+        multiple=True,
+        callback=_arguments,
+        metavar="NAME=VALUE",
+        help="An argument of the optimizer's constructor, such as fused=true; may be repeated.",
+    ),
     click.option("--mode", default="train", show_default=True, metavar="|".join(MODES)),
-    click.option("--image-size", type=click.IntRange(min=1), help="Pixels a side; the model's own by default."),
+    click.option("--accumulate", default=1, metavar="N", help="Batches whose gradients make one step."),
+    click.option("--checkpointing", is_flag=True, help="Compute the activations of repeated blocks again in backward."),
+    click.option("--freeze", multiple=True, metavar="PATTERN", help="Parameters not trained, such as 'layer1.*'."),
+    click.option("--lora", type=int, metavar="RANK", help="Train adapters of this rank, and nothing else (peft)."),
+    click.option("--channels-last", is_flag=True, help="Hold images and convolutions in that memory format."),
+    click.option("--compile", is_flag=True, help="Train what torch.compile makes of the model; on cuda."),
+    click.option("--attention", default="auto", show_default=True, metavar="|".join(ATTENTIONS)),
+    click.option("--alloc-conf", metavar="TEXT", help="PyTorch's allocator, as in PYTORCH_CUDA_ALLOC_CONF."),
     click.option("--steps", default=3, show_default=True, help="Full training steps a trial runs."),
+    click.option("--seed", default=0, show_default=True, help="Of the weights and the batches."),
 )
 
 

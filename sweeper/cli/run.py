@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from sweeper import api
+from sweeper.axes import AXES
 from sweeper.cli.model_options import model_options
 from sweeper.cli.progress import Bar, Lines, Quiet
 from sweeper.errors import UsageError
@@ -39,6 +40,14 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: str | N
     click.option("--min-batch", default=1, show_default=True, help="The smallest batch to try."),
     click.option(
         "--batches", callback=_numbers, metavar="N,N,...", help="Measure just these, ascending, until one runs out."
+    ),
+    click.option("--axis", default="batch", show_default=True, metavar="|".join(AXES), help="What to vary."),
+    click.option("--min", "min_size", type=int, metavar="N", help="The smallest size along the axis."),
+    click.option("--max", "max_size", type=int, metavar="N", help="The largest size along the axis."),
+    click.option("--step", type=int, metavar="N", help="Sizes are multiples of it; the model's own by default."),
+    click.option("--batch-size", default=1, show_default=True, metavar="N", help="The batch, for another axis."),
+    click.option(
+        "--target-batch", type=int, metavar="N", help="Say which batch and accumulation make this effective batch."
     ),
 )
 @click.option("--memory-limit", metavar="SIZE", help="Lower the device's capacity: 8GiB, 16GB.")

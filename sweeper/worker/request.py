@@ -58,7 +58,7 @@ def _take_traces(request: TakeTraces, folder: Path) -> Traced | Broken | Refused
 
     files = []
     for size in request.sizes:
-        trace = trial.trace(request.spec, size)
+        trace = trial.trace(request.spec, size, request.axis)
         if isinstance(trace, Broken | Refused):
             return trace
         name = f"trace-{size:04d}.json"

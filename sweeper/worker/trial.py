@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from sweeper import failures
+from sweeper.axes import at_size
 from sweeper.cards import Card
 from sweeper.errors import SweepError
 from sweeper.trace import Trace
@@ -24,12 +25,12 @@ from sweeper.trial import (
     OutOfMemory,
     Refused,
     TrialSpec,
-    with_size,
 )
 from sweeper.worker.devices import Device, DeviceMissing, FailureDetail, open_device
 from sweeper.worker.devices.cuda import CudaDevice
 from sweeper.worker.devices.simulated import SimulatedDevice
-from sweeper.worker.training import Meter, train
+from sweeper.worker.meter import Meter
+from sweeper.worker.training import train
 from sweeper.worker.workload import load
 
 __all__ = ["calibrate", "describe", "run", "trace"]
@@ -68,10 +69,10 @@ def calibrate(spec: TrialSpec) -> CalibrationTrial | Outcome | Refused:
     )
 
 
-def trace(spec: TrialSpec, size: int) -> Trace | Broken | Refused:
-    """The trace of ``spec``'s steps at batch ``size``, on a card that has no end; ``spec.device`` is ``sim:CARD``."""
+def trace(spec: TrialSpec, size: int, axis: str = "batch") -> Trace | Broken | Refused:
+    """The trace of ``spec``'s steps at ``size`` along ``axis``, on a card without end; its device is ``sim:CARD``."""
     device = SimulatedDevice(spec.card or spec.device.partition(":")[2], record=True)
-    outcome = _measure(with_size(spec, size), device)
+    outcome = _measure(at_size(spec, axis, size), device)
     if isinstance(outcome, Fit):
         return device.trace(size)
     assert not isinstance(outcome, OutOfMemory)

@@ -14,7 +14,7 @@ PACKAGE = Path(sweeper.__file__).parent
 
 # Lower floors first; a module may import what is on its own floor or below.
 FLOORS: tuple[frozenset[str], ...] = (
-    frozenset({"units", "errors", "wire", "cards", "trial", "host_memory"}),
+    frozenset({"units", "errors", "wire", "cards", "trial", "host_memory", "axes"}),
     frozenset(
         {
             "allocator",
@@ -36,13 +36,13 @@ FLOORS: tuple[frozenset[str], ...] = (
             "untraceable",
         }
     ),
-    frozenset({"accuracy", "calibrations", "checks", "journal", "runner", "trace_cache"}),
+    frozenset({"accuracy", "calibrations", "checks", "choices", "journal", "runner", "trace_cache"}),
     frozenset({"calibrating", "predicting", "seeding", "sweeping"}),
     frozenset({"report", "drawing", "api"}),
     frozenset({"cli", "__main__"}),
 )
 # What the worker shares with the driver: the vocabulary, and what is pure.
-SHARED = FLOORS[0] | {"allocator", "allocator_conf", "calibration", "failures", "model_names", "trace"}
+SHARED = FLOORS[0] | {"allocator", "allocator_conf", "calibration", "choices", "failures", "model_names", "trace"}
 
 
 def modules() -> list[Path]:

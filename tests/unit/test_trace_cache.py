@@ -45,10 +45,20 @@ CHANGES: dict[str, Any] = {
     "optimizer": "adam",
     "mode": "inference",
     "image_size": 64,
+    "seq_len": 64,
+    "config": "small.json",
+    "optimizer_args": {"fused": True},
+    "accumulate": 2,
+    "checkpointing": True,
+    "freeze": ("layer1.*",),
+    "lora_rank": 8,
+    "channels_last": True,
+    "compile": True,
+    "attention": "math",
     "steps": 2,
     "seed": 1,
 }
-SAME = {"device": "sim:t4", "memory_limit_bytes": 1 << 30, "card": card("t4")}
+SAME = {"device": "sim:t4", "memory_limit_bytes": 1 << 30, "card": card("t4"), "alloc_conf": "expandable_segments:True"}
 
 
 def test_every_part_of_a_spec_is_told_apart_or_known_not_to_matter() -> None:
