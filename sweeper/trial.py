@@ -27,8 +27,10 @@ __all__ = [
     "CalibrationTrial",
     "CardMemory",
     "Describe",
+    "DescribeModel",
     "DeviceReport",
     "Fit",
+    "ModelReport",
     "OutOfMemory",
     "Outcome",
     "PhasePeak",
@@ -336,6 +338,40 @@ class DeviceReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeModel:
+    """The request for a ``ModelReport`` of what ``spec`` trains; nothing is trained, and no weights are held."""
+
+    TAGGED: ClassVar[bool] = True
+
+    spec: TrialSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelReport:
+    """What a model is, and which sizes of its inputs it can take.
+
+    ``inputs`` are the shapes of one sample in words: ``3 x 224 x 224``, ``1024 tokens``.  ``image_step`` and
+    ``token_step`` are what sides and lengths must be multiples of, ``image_least`` the smallest side.  A model that
+    has an embedding for each of its ``positions`` takes no longer sequence, unless ``positions_argument`` among its
+    arguments says more.  What does not apply, or is not known, is None.
+    """
+
+    TAGGED: ClassVar[bool] = True
+
+    parameters: int
+    trainable: int
+    inputs: str
+    image_size: int | None = None  # its own, when none is asked for
+    image_step: int | None = None
+    image_least: int | None = None
+    seq_len: int | None = None
+    token_step: int | None = None
+    positions: int | None = None
+    positions_argument: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
     """The answer to a request that cannot be met as it stands: no such device here, a model argument that is none."""
 
@@ -345,8 +381,8 @@ class Refused:
     hint: str
 
 
-Request = TrialSpec | Describe | TakeTraces | Calibrate
-Response = Outcome | DeviceReport | Refused | Traced | CalibrationTrial
+Request = TrialSpec | Describe | DescribeModel | TakeTraces | Calibrate
+Response = Outcome | DeviceReport | ModelReport | Refused | Traced | CalibrationTrial
 
 
 def request_to_json(request: Request) -> str:

@@ -10,6 +10,7 @@ from sweeper.trial import (
     Broken,
     Calibrate,
     Describe,
+    DescribeModel,
     Refused,
     Request,
     Response,
@@ -46,6 +47,8 @@ def _respond(request: Request, folder: Path) -> Response:
             return trial.run(request)
         case Describe():
             return trial.describe(request)
+        case DescribeModel():
+            return trial.describe_model(request.spec)
         case Calibrate():
             return trial.calibrate(request.spec)
         case TakeTraces():

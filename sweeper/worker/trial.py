@@ -8,7 +8,9 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import torch
 
 from sweeper import failures
 from sweeper.axes import at_size
@@ -21,19 +23,20 @@ from sweeper.trial import (
     Describe,
     DeviceReport,
     Fit,
+    ModelReport,
     Outcome,
     OutOfMemory,
     Refused,
     TrialSpec,
 )
-from sweeper.worker.devices import Device, DeviceMissing, FailureDetail, open_device
+from sweeper.worker.devices import Device, DeviceMissing, FailureDetail, map_tensors, open_device
 from sweeper.worker.devices.cuda import CudaDevice
 from sweeper.worker.devices.simulated import SimulatedDevice
 from sweeper.worker.meter import Meter
 from sweeper.worker.training import train
 from sweeper.worker.workload import load
 
-__all__ = ["calibrate", "describe", "run", "trace"]
+__all__ = ["calibrate", "describe", "describe_model", "run", "trace"]
 
 T = TypeVar("T")
 
@@ -42,6 +45,30 @@ def describe(request: Describe) -> DeviceReport | Refused:
     """What ``request.device`` is; refused when it is not on this machine."""
     device = _open(request.device, request.memory_limit_bytes, request.card)
     return device if isinstance(device, Refused) else device.report()
+
+
+def describe_model(spec: TrialSpec) -> ModelReport | Refused:
+    """What ``spec`` trains, built on meta tensors: nothing of it is held."""
+    try:
+        with torch.device("meta"):
+            workload = load(spec)
+            inputs, _ = workload.make_batch(1)
+    except SweepError as refused:
+        return Refused(message=refused.message, hint=refused.hint)
+    parameters = list(workload.model.parameters())
+    return ModelReport(
+        parameters=sum(p.numel() for p in parameters),
+        trainable=sum(p.numel() for p in parameters if p.requires_grad),
+        inputs=_shapes(inputs),
+        **workload.sizes,
+    )
+
+
+def _shapes(inputs: Any) -> str:
+    """The shapes of one sample, without the axis of the batch."""
+    found: list[str] = []
+    map_tensors(inputs, lambda t: found.append(" x ".join(map(str, t.shape[1:])) or "1"))
+    return ", ".join(found)
 
 
 def run(spec: TrialSpec) -> Outcome | Refused:

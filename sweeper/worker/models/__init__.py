@@ -7,7 +7,7 @@ Models and batches are made on the default device.  Under ``torch.device("meta")
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -34,12 +34,18 @@ class Workload:
     """A model with its batches and its loss.
 
     ``make_batch(size)`` returns (inputs, targets); ``loss(outputs, targets)`` returns a scalar to call backward on.
+    ``tokens`` is how many one sample has, for models of sequences.  ``checkpoint`` is the library's own switch for
+    computing activations again in backward; it returns what was wrapped, in words.  ``sizes`` are the fields of a
+    ``ModelReport`` that say which inputs the model takes.
     """
 
     model: nn.Module
     make_batch: Callable[[int], Batch]
     loss: Callable[[Any, Any], Tensor]
     forward: Callable[[nn.Module, Any], Any] = call_model
+    tokens: int | None = None
+    checkpoint: Callable[[], str] | None = None
+    sizes: Mapping[str, Any] = field(default_factory=dict)
 
 
 def mean_of_outputs(outputs: Any, targets: Any) -> Tensor:
