@@ -1,7 +1,9 @@
 """The names a model can have, told apart without importing torch.
 
-A name is one of three things: a torchvision classification model (``resnet18``), one of sweeper's teaching models
-(``small-cnn``), or the user's own factory, as ``path/to/file.py:factory`` or ``package.module:factory``.
+A name is one of four things: a torchvision classification model (``resnet18``), one of sweeper's teaching models
+(``small-cnn``), a model of a library (``timm:resnet50d``, ``hf:gpt2``), or the user's own factory, as
+``path/to/file.py:factory`` or ``package.module:factory``.  A module of the user's that is called ``timm`` or ``hf`` is
+given by its path.
 
 The torchvision names are a copy of its registry, so that a typing error is answered at once.  They are those of
 torchvision 0.29; an older torchvision may lack one, which the worker then says.  A test holds the copy equal to the
@@ -9,15 +11,35 @@ installed registry, and ``python -m sweeper.worker.models.torchvision`` prints a
 """
 
 import ast
+import importlib.util
+import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
+from sweeper.architectures import architecture, architecture_names
 from sweeper.errors import UnknownName, UsageError
 
-__all__ = ["check_model", "is_factory", "known_models", "split_factory"]
+__all__ = [
+    "LIBRARIES",
+    "check_config",
+    "check_model",
+    "is_factory",
+    "known_models",
+    "library_of",
+    "modules_of",
+    "require_library",
+    "split_factory",
+    "takes_images",
+]
 
 LISTING = "`sweep models` lists them all"
 
+# The library behind a prefix, which is also the extra that installs it: pip install 'sweeper[hf]'.
+LIBRARIES: Mapping[str, str] = {"timm": "timm", "hf": "transformers"}
+
 TEACHING = ("small-cnn", "mlp", "tiny-transformer")
+_TEACHING_IMAGES = frozenset({"small-cnn"})
 
 # torchvision.models.list_models(module=torchvision.models)
 CLASSIFICATION = (
@@ -55,13 +77,25 @@ def known_models() -> tuple[str, ...]:
     return TEACHING + CLASSIFICATION
 
 
+def library_of(name: str) -> tuple[str, str] | None:
+    """Return (prefix, the name in its library) for a model of ``LIBRARIES``; None for any other name."""
+    prefix, colon, rest = name.partition(":")
+    return (prefix, rest) if colon and prefix in LIBRARIES else None
+
+
 def check_model(name: str) -> None:
     """Return when ``name`` can be a model, as far as can be told without importing it.
 
     Raises ``UnknownName`` for a bare name in no list, ``UsageError`` for a factory that is malformed or whose file
-    is not there, and for a torchvision model that is no classification model.
+    is not there, for a torchvision model that is no classification model, and where a library is not installed.
     """
-    if is_factory(name):
+    if (found := library_of(name)) is not None:
+        prefix, rest = found
+        if not re.fullmatch(r"[\w.-]+(/[\w.-]+)*", rest):
+            example = "timm:vit_base_patch16_224" if prefix == "timm" else "hf:gpt2"
+            raise UsageError(f"{name!r} names no model of {LIBRARIES[prefix]}", hint=f"write it as {example}")
+        require_library(prefix)
+    elif is_factory(name):
         split_factory(name)
     elif name in NOT_CLASSIFICATION:
         raise UsageError(
@@ -72,9 +106,67 @@ def check_model(name: str) -> None:
         raise UnknownName("model", name, known_models(), listing=LISTING)
 
 
+def require_library(prefix: str) -> None:
+    """Raises ``UsageError`` where the library behind ``prefix`` is not installed; it is not imported."""
+    library = LIBRARIES[prefix]
+    if importlib.util.find_spec(library) is None:
+        raise UsageError(f"{prefix}: needs {library}, which is not installed", hint=f"pip install 'sweeper[{prefix}]'")
+
+
+def check_config(model: str, config: str | None) -> None:
+    """Raises ``UsageError`` where ``config`` is no file, or ``model`` is of no library that builds from one."""
+    if config is None:
+        return
+    if not model.startswith("hf:"):
+        raise UsageError(
+            f"--config is a configuration of transformers, and {model} is built without one",
+            hint="give a name for it as --model hf:NAME, or leave --config out",
+        )
+    if not Path(config).is_file():
+        raise UsageError(f"there is no file {config}", hint=f"the path is taken from {Path.cwd()}")
+
+
+def modules_of(model: str, config: str | None) -> tuple[str, ...]:
+    """The modules that building ``model`` imports, and that take long enough to be imported before a trial.
+
+    For transformers the one that defines the architecture is among them, as far as its type is known here.
+    """
+    if (found := library_of(model)) is None:
+        return ()
+    prefix, name = found
+    library = LIBRARIES[prefix]
+    if prefix != "hf":
+        return (library,)
+    known = architecture(name) if config is None else None
+    model_type = known.model_type if known is not None else _type_in(Path(config or Path(name) / "config.json"))
+    if model_type is None:
+        return (library,)
+    # transformers.models.auto.configuration_auto.model_type_to_module_name, but for its few exceptions
+    module = model_type.replace("-", "_")
+    return library, f"transformers.models.{module}.modeling_{module}"
+
+
+def _type_in(path: Path) -> str | None:
+    """The type that a configuration says; None where it cannot be read, which the worker will say."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")).get("model_type")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return found if isinstance(found, str) and found.replace("-", "_").isidentifier() else None
+
+
+def takes_images(name: str) -> bool:
+    """Whether the samples of ``name`` are images, as far as the name tells; it does not of a user's own model."""
+    if (found := library_of(name)) is not None:
+        prefix, rest = found
+        known = architecture(rest)
+        return prefix == "timm" or (known is not None and known.class_name.endswith("ForImageClassification"))
+    return name in _TEACHING_IMAGES or not (is_factory(name) or name in TEACHING)
+
+
 def is_factory(name: str) -> bool:
     """Whether ``name`` points at code of the user's, well or badly written."""
-    return any(mark in name for mark in ":/\\.")
+    return library_of(name) is None and any(mark in name for mark in ":/\\.")
 
 
 def split_factory(name: str) -> tuple[Path | str, str]:
