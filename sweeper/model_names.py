@@ -1,6 +1,6 @@
 """The names a model can have, told apart without importing torch.
 
-A name is one of four things: a torchvision classification model (``resnet18``), one of sweeper's teaching models
+A name is one of four things: a torchvision model (``resnet18``), one of sweeper's teaching models
 (``small-cnn``), a model of a library (``timm:resnet50d``, ``hf:gpt2``), or the user's own factory, as
 ``path/to/file.py:factory`` or ``package.module:factory``.  A module of the user's that is called ``timm`` or ``hf`` is
 given by its path.
@@ -57,24 +57,34 @@ CLASSIFICATION = (
     "vgg19_bn", "vit_b_16", "vit_b_32", "vit_h_14", "vit_l_16", "vit_l_32", "wide_resnet101_2", "wide_resnet50_2",
 )  # fmt: skip
 
-# The rest of torchvision.models.list_models(): quantized, detection, segmentation, video and optical flow.
-NOT_CLASSIFICATION = (
-    "deeplabv3_mobilenet_v3_large", "deeplabv3_resnet101", "deeplabv3_resnet50",
+# torchvision.models.list_models(module=torchvision.models.detection), and so on
+DETECTION = (
     "fasterrcnn_mobilenet_v3_large_320_fpn", "fasterrcnn_mobilenet_v3_large_fpn", "fasterrcnn_resnet50_fpn",
-    "fasterrcnn_resnet50_fpn_v2", "fcn_resnet101", "fcn_resnet50", "fcos_resnet50_fpn", "keypointrcnn_resnet50_fpn",
-    "lraspp_mobilenet_v3_large", "maskrcnn_resnet50_fpn", "maskrcnn_resnet50_fpn_v2", "mc3_18", "mvit_v1_b",
-    "mvit_v2_s", "quantized_googlenet", "quantized_inception_v3", "quantized_mobilenet_v2",
-    "quantized_mobilenet_v3_large", "quantized_resnet18", "quantized_resnet50", "quantized_resnext101_32x8d",
-    "quantized_resnext101_64x4d", "quantized_shufflenet_v2_x0_5", "quantized_shufflenet_v2_x1_0",
-    "quantized_shufflenet_v2_x1_5", "quantized_shufflenet_v2_x2_0", "r2plus1d_18", "r3d_18", "raft_large",
-    "raft_small", "retinanet_resnet50_fpn", "retinanet_resnet50_fpn_v2", "s3d", "ssd300_vgg16",
-    "ssdlite320_mobilenet_v3_large", "swin3d_b", "swin3d_s", "swin3d_t",
+    "fasterrcnn_resnet50_fpn_v2", "fcos_resnet50_fpn", "keypointrcnn_resnet50_fpn", "maskrcnn_resnet50_fpn",
+    "maskrcnn_resnet50_fpn_v2", "retinanet_resnet50_fpn", "retinanet_resnet50_fpn_v2", "ssd300_vgg16",
+    "ssdlite320_mobilenet_v3_large",
+)  # fmt: skip
+SEGMENTATION = (
+    "deeplabv3_mobilenet_v3_large", "deeplabv3_resnet101", "deeplabv3_resnet50", "fcn_resnet101", "fcn_resnet50",
+    "lraspp_mobilenet_v3_large",
+)  # fmt: skip
+VIDEO = (
+    "mc3_18", "mvit_v1_b", "mvit_v2_s", "r2plus1d_18", "r3d_18", "s3d", "swin3d_b", "swin3d_s", "swin3d_t",
+)  # fmt: skip
+OPTICAL_FLOW = ("raft_large", "raft_small")
+
+# Inference on a CPU in 8-bit integers: there is no training step, and no CUDA kernel to run or to simulate.
+QUANTIZED = (
+    "quantized_googlenet", "quantized_inception_v3", "quantized_mobilenet_v2", "quantized_mobilenet_v3_large",
+    "quantized_resnet18", "quantized_resnet50", "quantized_resnext101_32x8d", "quantized_resnext101_64x4d",
+    "quantized_shufflenet_v2_x0_5", "quantized_shufflenet_v2_x1_0", "quantized_shufflenet_v2_x1_5",
+    "quantized_shufflenet_v2_x2_0",
 )  # fmt: skip
 
 
 def known_models() -> tuple[str, ...]:
     """Every model that has a name of its own, sweeper's first."""
-    return TEACHING + CLASSIFICATION
+    return TEACHING + CLASSIFICATION + DETECTION + SEGMENTATION + VIDEO + OPTICAL_FLOW
 
 
 def library_of(name: str) -> tuple[str, str] | None:
@@ -87,7 +97,7 @@ def check_model(name: str) -> None:
     """Return when ``name`` can be a model, as far as can be told without importing it.
 
     Raises ``UnknownName`` for a bare name in no list, ``UsageError`` for a factory that is malformed or whose file
-    is not there, for a torchvision model that is no classification model, and where a library is not installed.
+    is not there, for torchvision's quantized models, and where a library is not installed.
     """
     if (found := library_of(name)) is not None:
         prefix, rest = found
@@ -97,10 +107,10 @@ def check_model(name: str) -> None:
         require_library(prefix)
     elif is_factory(name):
         split_factory(name)
-    elif name in NOT_CLASSIFICATION:
+    elif name in QUANTIZED:
         raise UsageError(
-            f"{name} is not a classification model, and torchvision's others cannot be swept by name",
-            hint="write a factory that returns it with its own batch and loss, and give path/to/file.py:factory",
+            f"{name} is for inference on a CPU in 8-bit integers, and has no step to train or to run on a GPU",
+            hint=f"take the model it is made from: {name.removeprefix('quantized_')}",
         )
     elif name not in known_models():
         raise UnknownName("model", name, known_models(), listing=LISTING)
@@ -161,7 +171,7 @@ def takes_images(name: str) -> bool:
         prefix, rest = found
         known = architecture(rest)
         return prefix == "timm" or (known is not None and known.class_name.endswith("ForImageClassification"))
-    return name in _TEACHING_IMAGES or not (is_factory(name) or name in TEACHING)
+    return name in _TEACHING_IMAGES or name in CLASSIFICATION + DETECTION + SEGMENTATION
 
 
 def is_factory(name: str) -> bool:

@@ -5,13 +5,22 @@ constructor computes (see ``models.meta``), and neither do batches.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from sweeper.errors import UsageError
-from sweeper.model_names import check_model, is_factory, library_of, require_library
+from sweeper.model_names import (
+    DETECTION,
+    OPTICAL_FLOW,
+    SEGMENTATION,
+    VIDEO,
+    check_model,
+    is_factory,
+    library_of,
+    require_library,
+)
 from sweeper.trial import TrialSpec
 from sweeper.worker.models import (
     Batch,
@@ -22,6 +31,10 @@ from sweeper.worker.models import (
     teaching,
     timm,
     torchvision,
+    torchvision_detection,
+    torchvision_flow,
+    torchvision_segmentation,
+    torchvision_video,
     transformers,
 )
 from sweeper.worker.models.meta import build_on_meta
@@ -51,8 +64,21 @@ def _build(spec: TrialSpec) -> Workload:
     _refuse_seq_len(spec)
     if spec.model in torchvision.names():
         return torchvision.build(spec.model, model_args, image_size)
+    if spec.model in torchvision.installed():
+        if spec.model in DETECTION:
+            return torchvision_detection.build(spec, model_args, image_size)
+        for listed, builds in _TORCHVISION.items():
+            if spec.model in listed:
+                return builds(spec.model, model_args, image_size)
     check_model(spec.model)
     raise UsageError(f"the installed torchvision has no {spec.model}", hint="upgrade torchvision, or choose another")
+
+
+_TORCHVISION: Mapping[tuple[str, ...], Callable[[str, Mapping[str, Any], int | None], Workload]] = {
+    SEGMENTATION: torchvision_segmentation.build,
+    VIDEO: torchvision_video.build,
+    OPTICAL_FLOW: torchvision_flow.build,
+}
 
 
 def _build_of_library(spec: TrialSpec, prefix: str, name: str) -> Workload:
