@@ -78,7 +78,16 @@ def build(name: str, model_args: Mapping[str, Any], image_size: int | None) -> W
     def make_batch(batch: int) -> Batch:
         return torch.randn(batch, 3, size, size), torch.randint(num_classes, (batch,))
 
-    return Workload(model=construct(name, model_args, shape), make_batch=make_batch, loss=classification_loss)
+    return Workload(
+        model=construct(name, model_args, shape),
+        make_batch=make_batch,
+        loss=classification_loss,
+        sizes={
+            "image_size": native_size(name),
+            "image_step": _multiple(name),
+            "image_least": max(_multiple(name), _smallest(name, bool(model_args.get("aux_logits", True)))),
+        },
+    )
 
 
 def classification_loss(outputs: Any, targets: Tensor) -> Tensor:
@@ -95,9 +104,7 @@ def classification_loss(outputs: Any, targets: Tensor) -> Tensor:
 
 def _check_image_size(name: str, size: int, *, auxiliary: bool) -> None:
     require_counts(image_size=size)
-    multiple = _MAXVIT_MULTIPLE if name.startswith("maxvit") else 1
-    if name.startswith("vit_"):
-        multiple = int(name.rpartition("_")[2])  # vit_b_16 has patches of 16 pixels
+    multiple = _multiple(name)
     if size % multiple:
         near = max(multiple, round(size / multiple) * multiple)
         raise UsageError(
@@ -109,6 +116,13 @@ def _check_image_size(name: str, size: int, *, auxiliary: bool) -> None:
         if name == "inception_v3" and auxiliary:
             hint = "without its auxiliary classifier it takes 75 and more: --model-arg aux_logits=false"
         raise UsageError(f"{name} cannot train on images of {size} pixels; the smallest is {smallest}", hint=hint)
+
+
+def _multiple(name: str) -> int:
+    """What the sides of the images must be multiples of."""
+    if name.startswith("vit_"):
+        return int(name.rpartition("_")[2])  # vit_b_16 has patches of 16 pixels
+    return _MAXVIT_MULTIPLE if name.startswith("maxvit") else 1
 
 
 def _smallest(name: str, auxiliary: bool) -> int:

@@ -70,7 +70,7 @@ def build(
         loss=_own_loss,
         tokens=shapes.seq_len if head.has_tokens else None,
         checkpoint=_checkpoint(model),
-        sizes={**images, **tokens, "notes": notes},
+        sizes={**images, **tokens, "inputs": head.words(shapes), "notes": notes},
     )
 
 
