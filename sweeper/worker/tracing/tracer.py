@@ -120,6 +120,9 @@ class Tracer(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if any(issubclass(one, torch.Tensor) and is_wrapper(one) for one in types):
+            # It says itself, in Python, what it does with the tensors inside, and each of those operators comes here.
+            return NotImplemented
         if self._paused or self.phase == "setup":  # what is on the card then, ``announce`` says
             if func in _FILLS and args[0].is_meta:
                 return args[0]
@@ -188,6 +191,11 @@ class Tracer(TorchDispatchMode):
         if torch._C._current_graph_task_id() == -1:
             return self._modules.in_forward()
         return self._modules.in_backward(torch._C._current_autograd_node())
+
+
+def is_wrapper(kind: type) -> bool:
+    """Does a tensor of this class hold nothing itself, but other tensors (``__tensor_flatten__``)?"""
+    return hasattr(kind, "__tensor_flatten__")
 
 
 def _nothing() -> None:
