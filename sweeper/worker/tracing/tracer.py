@@ -55,6 +55,7 @@ class _Held(weakref.ref[torch.UntypedStorage]):
 class _Operator:
     name: str
     allocates: bool  # a result that is neither an argument nor a view of one
+    composite: bool  # made of other operators, which come here; only a wrapper's own code sends such a one
     kernel: Kernel | None
 
 
@@ -130,6 +131,9 @@ class Tracer(TorchDispatchMode):
         operator = self._operators.get(func)
         if operator is None:
             operator = self._operators[func] = self._learn(func)
+        if operator.composite:
+            with self:
+                return func.decompose(*args, **kwargs)
         if operator.kernel is None:
             result = func(*args, **kwargs)
         else:
@@ -150,10 +154,12 @@ class Tracer(TorchDispatchMode):
 
     def _learn(self, func: OpOverload) -> _Operator:
         returns = func._schema.returns
+        kernel = self._kernels.kernel_of(func)
         return _Operator(
             name=func._schema.name.removeprefix("aten::"),
             allocates=any(value.alias_info is None for value in returns),
-            kernel=self._kernels.kernel_of(func),
+            composite=kernel is None and func._can_decompose(),
+            kernel=kernel,
         )
 
     def _announce_results(self, result: Any, operator: str) -> None:
