@@ -75,6 +75,8 @@ class CudaKernels:
             return partial(_native_layer_norm_backward, self._processors)
         if func is aten.embedding_dense_backward.default:
             return partial(indexing.embedding_backward, sorts=self._processors is not None)
+        if func in (aten.max.default, aten.min.default):
+            return partial(_extreme, self._processors)
         if func in reductions.OPERATORS and self._processors is not None:
             return partial(reductions.reduce, self._processors)
         if func._schema.name.startswith("aten::_foreach_") and not func._schema.returns:
@@ -124,6 +126,7 @@ _MATRIX_PRODUCTS = {
     aten.dot,
     aten.vdot,
     aten._addmm_activation,
+    aten._scaled_mm,
 }
 
 
@@ -134,8 +137,11 @@ _CUBLASLT_BYTES = 1 * MIB
 def _goes_through_cublaslt(func: OpOverload, args: Any, kwargs: Any) -> bool:
     """A bias of one row, unscaled, on a matrix of more than one row and column: ``addmm_out_cuda_impl``, cuda/Blas.cpp.
 
-    Read in 2.6 and held against the binaries of 2.6 and 2.9, built for CUDA 12.4 and 12.8.
+    Read in 2.6 and held against the binaries of 2.6 and 2.9, built for CUDA 12.4 and 12.8.  Products of 8-bit floats
+    always do: ``scaled_gemm``, aten/src/ATen/cuda/CUDABlas.cpp.
     """
+    if func.overloadpacket is aten._scaled_mm:
+        return True
     if func.overloadpacket not in (aten.addmm, aten._addmm_activation) or kwargs.get("beta", 1) != 1:
         return False
     bias: torch.Tensor = args[0]
@@ -178,6 +184,21 @@ def _foreach_in_place(card: Card, func: OpOverload, args: Any, kwargs: Any) -> N
     """Changes values and nothing else, on every device; without values there is nothing to do."""
     if not args[0] or not args[0][0].is_meta:
         func(*args, **kwargs)
+
+
+def _extreme(processors: reductions.Processors | None, card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
+    """The result, then a contiguous copy of an operand that is not: ``max`` and ``min``, ReduceAllOps.cpp."""
+    source: torch.Tensor = args[0]
+    result = func(*args, **kwargs)
+    if not source.is_meta:
+        return result
+    card.announce_result(result, func)
+    give_back = convolution.copy_into(card, source, torch.contiguous_format, func)
+    if processors is not None:
+        flat = torch.empty(source.numel(), dtype=source.dtype, device="meta")
+        reductions.share(processors, card, flat, [0])
+    give_back()
+    return result
 
 
 def _sum_of_gradients(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:

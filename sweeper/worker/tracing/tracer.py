@@ -57,6 +57,7 @@ class _Held(weakref.ref[torch.UntypedStorage]):
 class _Operator:
     name: str
     allocates: bool  # a result that is neither an argument nor a view of one
+    composite: bool  # made of other operators, which come here; only a wrapper's own code sends such a one
     kernel: Kernel | None
 
 
@@ -134,6 +135,9 @@ class Tracer(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if any(issubclass(one, torch.Tensor) and is_wrapper(one) for one in types):
+            # It says itself, in Python, what it does with the tensors inside, and each of those operators comes here.
+            return NotImplemented
         if self._paused or self.phase == "setup":  # what is on the card then, ``announce`` says
             if func in _FILLS and args[0].is_meta:
                 return args[0]
@@ -159,6 +163,9 @@ class Tracer(TorchDispatchMode):
         operator = self._operators.get(func)
         if operator is None:
             operator = self._operators[func] = self._learn(func)
+        if operator.composite:
+            with self:
+                return func.decompose(*args, **kwargs)
         if operator.kernel is None:
             result = func(*args, **kwargs)
         else:
@@ -184,10 +191,12 @@ class Tracer(TorchDispatchMode):
 
     def _learn(self, func: OpOverload) -> _Operator:
         returns = func._schema.returns
+        kernel = self._kernels.kernel_of(func)
         return _Operator(
             name=func._schema.name.removeprefix("aten::"),
             allocates=any(value.alias_info is None for value in returns),
-            kernel=self._kernels.kernel_of(func),
+            composite=kernel is None and func._can_decompose(),
+            kernel=kernel,
         )
 
     def _announce_results(self, result: Any, operator: str) -> None:
@@ -225,6 +234,11 @@ class Tracer(TorchDispatchMode):
         if torch._C._current_graph_task_id() == -1:
             return self._modules.in_forward()
         return self._modules.in_backward(torch._C._current_autograd_node())
+
+
+def is_wrapper(kind: type) -> bool:
+    """Does a tensor of this class hold nothing itself, but other tensors (``__tensor_flatten__``)?"""
+    return hasattr(kind, "__tensor_flatten__")
 
 
 def _nothing() -> None:
