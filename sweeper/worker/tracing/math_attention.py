@@ -24,7 +24,6 @@ __all__ = ["attend", "safe_softmax"]
 aten = torch.ops.aten
 
 Dropout = Callable[[torch.Tensor, float, bool], torch.Tensor]
-_FP32_BYTES = 4
 
 
 def attend(
@@ -64,8 +63,8 @@ def _attend(
     if is_causal:
         if mask is not None:
             raise RuntimeError("Explicit attn_mask should not be set when is_causal=True")
-        square = torch.ones((query.shape[-2], key.shape[-2]), dtype=torch.bool, device="meta").tril()
-        mask = added_mask(square, scaled.dtype)
+        mask = torch.ones((query.shape[-2], key.shape[-2]), dtype=torch.bool, device="meta").tril()
+        mask = added_mask(mask, scaled.dtype)
     wide_key, wide_value = _for_every_head(scaled, wide_key, wide_value, enable_gqa)
     weights = torch.matmul(scaled, wide_key.transpose(-2, -1) * factor)
     if mask is not None:
@@ -94,15 +93,15 @@ def _for_every_head(
 
 
 def safe_softmax(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
-    """The softmax; which elements, and so which rows, are all masked; the softmax again, without those rows."""
+    """The softmax, whose rows that are all masked are then filled: which elements are masked, which rows, a zero."""
     source = args[0]
     if not source.is_meta:
         return func(*args, **kwargs)
     dtype = (args[2] if len(args) > 2 else kwargs.get("dtype")) or source.dtype
     result = torch.empty(source.shape, dtype=dtype, device="meta")
-    sizes = (result.numel() * dtype.itemsize, _FP32_BYTES, source.numel(), source.numel() // source.shape[args[1]], 4)
-    taken = [card.scratch(size, "_safe_softmax") for size in sizes]
     card.announce_result(result, func)
+    rows = source.numel() // max(1, source.shape[args[1]])
+    taken = [card.scratch(size, "_safe_softmax") for size in (source.numel(), rows, dtype.itemsize)]
     for give_back in reversed(taken):
         give_back()
     return result
