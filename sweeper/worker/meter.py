@@ -33,6 +33,7 @@ class Meter:
     at_peak: Breakdown | None = None
     peak_allocated_bytes: int = 0
     peak_reserved_bytes: int = 0
+    facts: tuple[str, ...] = ()  # what was done to the model for the trial's choices
     _step_peak: tuple[int, int] = (0, 0)
 
     @contextmanager
@@ -149,7 +150,8 @@ class KindSizes:
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         self._model, self._optimizer = model, optimizer
         self._weights, self._buffers = _bytes(model.parameters()), _bytes(model.buffers())
-        self._gradients = self._optimizer_bytes = self._inputs = self._activations = 0
+        self._of_gradients: dict[str, int] = {}  # of this step, by parameter: one that accumulates counts once
+        self._optimizer_bytes = self._inputs = self._activations = 0
         self.most: dict[Kind, int] = dict.fromkeys(KINDS, 0)
         self.most["weights"], self.most["buffers"] = self._weights, self._buffers
         self.last_gradient: str | None = None
@@ -158,9 +160,13 @@ class KindSizes:
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._count(name))
 
+    @property
+    def _gradients(self) -> int:
+        return sum(self._of_gradients.values())
+
     def _count(self, name: str) -> Callable[[torch.Tensor], None]:
         def hook(parameter: torch.Tensor) -> None:
-            self._gradients += _bytes([parameter.grad])
+            self._of_gradients[name] = _bytes([parameter.grad])
             self.last_gradient = name
 
         return hook
@@ -178,10 +184,10 @@ class KindSizes:
         if phase == "step" and self._optimizer is not None:
             self._optimizer_bytes = _bytes(_state_tensors(self._optimizer))
         elif phase in ("forward", "loss"):
-            known = self._weights + self._buffers + self._optimizer_bytes + self._inputs
+            known = self._weights + self._buffers + self._optimizer_bytes + self._inputs + self._gradients
             self._activations = max(0, allocated_bytes - known)
         elif phase == "zero_grad":
-            self._gradients = 0
+            self._of_gradients.clear()
         now: dict[Kind, int] = {
             "gradients": self._gradients,
             "optimizer": self._optimizer_bytes,

@@ -2,7 +2,8 @@
 
 One training step is, in this order: the batch moves to the device, forward, loss, backward, optimizer step, zero_grad.
 As in an ordinary loop, the outputs, the loss and the batch stay referenced until the next step overwrites them, and
-one autocast context covers forward and loss.  An inference step is the batch and the forward, without gradients.
+one autocast context covers forward and loss.  With accumulation all but the last two come once for each of the step's
+batches, whose gradients add up.  An inference step is the batch and the forward, without gradients.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,6 +14,8 @@ import torch
 from torch import nn
 
 from sweeper.trial import TrialSpec
+from sweeper.worker.altering import altered
+from sweeper.worker.attention_choice import choosing
 from sweeper.worker.devices import Device, map_tensors
 from sweeper.worker.meter import KindSizes, Meter, ModuleTrail
 from sweeper.worker.workload import Batch, Workload
@@ -30,6 +33,8 @@ LEARNING_RATE = 1e-3
 def train(spec: TrialSpec, workload: Workload, device: Device, meter: Meter) -> None:
     """Run ``spec.steps`` steps of ``workload`` on ``device``, measured by ``meter``."""
     training = spec.mode == "train"
+    with device.build_context():
+        workload, meter.facts = altered(workload, spec)
     with meter.phase("setup", 0):
         model = device.place(_in_precision(workload.model, spec))
         model.train(training)
@@ -44,7 +49,7 @@ def train(spec: TrialSpec, workload: Workload, device: Device, meter: Meter) -> 
         run_step = _inference_step(spec, workload, model, device, meter)
     with meter.phase("inputs", 0), device.build_context():
         batch = _in_precision_batch(workload.make_batch(spec.batch_size), spec)
-    with meter.trail.followed() if meter.trail else nullcontext():
+    with choosing(spec.attention), meter.trail.followed() if meter.trail else nullcontext():
         _run_steps(spec, run_step, batch, device, meter)
 
 
@@ -60,7 +65,8 @@ def _run_steps(
         loss = run_step(step, batch)
         ended = device.seconds()
         seconds = ended - began if began is not None and ended is not None else None
-        meter.end_step(seconds=seconds, loss=device.loss_value(loss) if loss is not None else None)
+        value = device.loss_value(loss) if loss is not None else None
+        meter.end_step(seconds=seconds, loss=None if value is None else value * spec.accumulate)
 
 
 def _training_step(
@@ -75,7 +81,7 @@ def _training_step(
     # Kept between steps as the local variables of an ordinary loop are.
     alive: dict[str, Any] = {}
 
-    def run(step: int, batch: Batch) -> torch.Tensor:
+    def accumulate(step: int, batch: Batch) -> torch.Tensor:
         with meter.phase("inputs", step):
             alive["batch"] = device.place_batch(batch)
             inputs, targets = alive["batch"]
@@ -85,9 +91,15 @@ def _training_step(
             with meter.phase("forward", step):
                 alive["outputs"] = workload.forward(model, inputs)
             with meter.phase("loss", step):
-                loss = alive["loss"] = workload.loss(alive["outputs"], targets)
+                loss = workload.loss(alive["outputs"], targets)
+                loss = alive["loss"] = loss / spec.accumulate if spec.accumulate > 1 else loss
         with meter.phase("backward", step):
             scaler.scale(loss).backward()
+        return loss
+
+    def run(step: int, batch: Batch) -> torch.Tensor:
+        for _ in range(spec.accumulate):
+            loss = accumulate(step, batch)
         with meter.phase("step", step):
             if optimizer is not None:
                 scaler.step(optimizer)

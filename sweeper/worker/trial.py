@@ -163,13 +163,14 @@ def _fit(spec: TrialSpec, device: Device, meter: Meter) -> Fit | Broken:
         breakdown=kinds[0] if kinds else None,
         holdings=kinds[1] if kinds else None,
         step_seconds=seconds,
-        samples_per_second=spec.batch_size / seconds if seconds else None,
+        samples_per_second=spec.batch_size * spec.accumulate / seconds if seconds else None,
         process_bytes=meter.card_peak.process_bytes if meter.card_peak else None,
         context_bytes=meter.context_bytes,
         allocator_retries=device.allocator_retries(),
         card_before=meter.card_before,
         card_after=device.card_memory(),
         notes=(*(note for note in notes if note), *device.notes()),
+        facts=meter.facts,
     )
     doubt = failures.doubt(fit, has_loss=False)
     return Broken(failure=doubt.failure, reason=doubt.reason) if doubt else fit

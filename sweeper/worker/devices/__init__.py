@@ -113,7 +113,7 @@ class Device(ABC):
         """A clock read after all queued work is done; None where nothing is computed."""
 
     def loss_value(self, loss: torch.Tensor) -> float | None:
-        return float(loss.detach().float().item())
+        return float(loss.detach().item())
 
     def card_memory(self) -> CardMemory | None:
         """The driver's view of the card now, where there is a driver."""

@@ -24,6 +24,7 @@ from sweeper.worker.tracing import (
     cudnn,
     cudnn_attention,
     indexing,
+    math_attention,
     pointwise,
     recurrent,
     recurrent_cells,
@@ -263,14 +264,24 @@ def _batch_norm(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
 
 
 def _batch_norm_backward(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
-    """Gradients of input, weight and bias.  Sources as for the forward."""
-    source, weight, wanted = args[1], args[2], args[9]
+    """Gradients of input, weight and bias.  Sources as for the forward.
+
+    cuDNN, which runs in training but not for bfloat16, makes all three whoever wants them, after a copy of a gradient
+    that is in another layout than the input.
+    """
+    gradient, source, weight, training, wanted = args[0], args[1], args[2], args[7], args[9]
     if not source.is_meta:
         return func(*args, **kwargs)
-    likes = (source, weight, weight)
-    return tuple(
-        pointwise.like(like) if asked and like is not None else None for asked, like in zip(wanted, likes, strict=True)
-    )
+    by_cudnn = training and weight is not None and source.dtype != torch.bfloat16
+    give_back = convolution.copy_into(card, gradient, convolution.suggested(source), func) if by_cudnn else None
+    made = [
+        pointwise.like(like) if (by_cudnn or asked) and like is not None else None
+        for asked, like in zip(wanted, (source, weight, weight), strict=True)
+    ]
+    if give_back is not None:
+        card.announce_result(made, func)
+        give_back()
+    return tuple(result if asked else None for asked, result in zip(wanted, made, strict=True))
 
 
 def _native_layer_norm(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
@@ -369,6 +380,7 @@ _KERNELS: dict[OpOverload, Kernel] = {
     aten.native_dropout.default: pointwise.dropout,
     aten.native_dropout_backward.default: pointwise.dropout_backward,
     aten._softmax_backward_data.default: _softmax_backward,
+    aten._safe_softmax.default: math_attention.safe_softmax,
     aten.scalar_tensor.default: indexing.scalar_tensor,
     aten.where.self: indexing.where,
     aten.embedding.default: indexing.embedding,
