@@ -41,7 +41,7 @@ and one of them may fail (seen in the field: 16 fails, 32 runs).  The answer is 
 failure at or below it *among those run*; ``not_monotone`` says when such a thing was seen.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Literal
 
@@ -172,7 +172,11 @@ class Search(Probed):
     @cached_property
     def _estimates(self) -> Estimates:
         predicted = None if self._predicted is None else self._down(self._predicted)
-        return Estimates.of(self.tally.measured, self.capacity_bytes, predicted, curved=self.curved)
+        found = Estimates.of(self.tally.measured, self.capacity_bytes, predicted, curved=self.curved)
+        if found.line is None:
+            return found
+        # The line ends between two sizes of the grid, and the lower one fits.
+        return replace(found, line=replace(found.line, size=self._down(found.line.size)))
 
     @property
     def _predicted(self) -> int | None:
