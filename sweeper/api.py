@@ -32,6 +32,7 @@ from sweeper.model_names import modules_of
 from sweeper.predicting import Forecast, StepTracer, Wanted, forecasts
 from sweeper.record import CurvePoint, Header, Record, Settings
 from sweeper.runner import Runner, open_runner
+from sweeper.sizing import settle
 from sweeper.sweeping import Observer, Silent, run_sweep
 from sweeper.trace_cache import TraceCache, default_folder
 from sweeper.trial import Describe, DeviceReport, TrialSpec
@@ -72,8 +73,13 @@ class Run:
 
     @property
     def max_batch(self) -> int | None:
-        """The largest batch that was run and fitted; None when nothing fits."""
+        """The largest batch that was run and fitted; None when nothing fits, or something else was varied."""
         return self.record.max_batch
+
+    @property
+    def max_size(self) -> int | None:
+        """The largest size along the axis that was run and fitted; None when nothing fits."""
+        return self.record.max_size
 
     @property
     def proven(self) -> bool:
@@ -82,21 +88,26 @@ class Run:
 
     @property
     def recommended_batch(self) -> int | None:
-        """The largest batch run that leaves the margin free."""
+        """The largest batch run that leaves the margin free; None where something else was varied."""
         return self.record.recommended_batch
 
     @property
+    def recommended_size(self) -> int | None:
+        """The largest size run that leaves the margin free."""
+        return self.record.recommended_size
+
+    @property
     def first_failure(self) -> int | None:
-        """The smallest batch that ran out of memory."""
+        """The smallest size that ran out of memory."""
         return self.record.first_failure
 
     @property
     def curve(self) -> tuple[CurvePoint, ...]:
-        """One point for each batch that was run, ascending; sizes in bytes."""
+        """One point for each size that was run, ascending; peaks in bytes."""
         return self.record.curve
 
     def plot(self) -> "Figure":
-        """Batch against peak memory, as a matplotlib Figure."""
+        """Size against peak memory, as a matplotlib Figure."""
         from sweeper.report import figures
 
         return figures.memory(self.record)
@@ -162,7 +173,7 @@ def sweep(
     )
     spec = dataclasses.replace(job(model, choices), device=device, memory_limit_bytes=bytes_of(memory_limit))
     check_not_given(spec, axis)
-    spec = at_size(spec, axis, sizes.listed[0] if sizes.listed else sizes.floor)
+    spec = at_size(spec, axis, sizes.first)
     if isolation not in ("fork", "spawn"):
         raise UnknownName("isolation", isolation, ("fork", "spawn"), listing="fork and spawn exist")
     check_numbers(confirm=confirm, points=points, margin=margin, round_to=round_to, timeout_s=timeout_s)
@@ -187,9 +198,9 @@ def sweep(
         if confirm is None:
             confirm = _CONFIRM_SIMULATED if spec.device.startswith("sim:") else _CONFIRM_REAL
         settings = Settings(
-            floor=sizes.floor,
+            floor=sizes.first if sizes.floor is None else sizes.floor,
             cap=sizes.cap,
-            step=sizes.step,
+            step=sizes.step or 1,
             confirm=confirm,
             points=points,
             margin=margin,
@@ -203,6 +214,7 @@ def sweep(
             target_batch=target_batch,
             calibration=calibration,
         )
+        spec, settings = settle(runner, spec, settings, sizes)
         header = _header(spec, settings, command)
         path = Path(folder) if folder is not None else _new_folder(header)
         with Journal.create(path, header) as journal:

@@ -10,12 +10,14 @@ memory: it is run once more, and when it breaks again the sweep ends (``Record.b
 """
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from sweeper import axes
 from sweeper.cards import Card
 from sweeper.curve import MemoryLaw, fit_law
 from sweeper.failures import confirm_suspect
@@ -40,7 +42,7 @@ __all__ = [
 Purpose = Literal["curve", "boundary", "confirm", "recommended", "listed", "repeat", "retry"]
 
 # torch.nn.functional._verify_batch_size, torch 2.14: batch norm over one value a channel.  At batch 1 some models
-# cannot be trained at all, whatever the memory; that is no fault of theirs, and no boundary.
+# cannot be trained at all, or not on small images, whatever the memory; that is no fault of theirs, and no boundary.
 _TOO_FEW_VALUES = "Expected more than 1 value per channel when training"
 
 # A change in what other processes hold below this is their ordinary breathing (a desktop redrawing a window).
@@ -51,7 +53,8 @@ NOISE_BYTES = 64 * MIB
 class Settings:
     """How the sweep goes about it; ``sizes`` is ``--batches``: just these, no search.
 
-    ``calibration`` is whether a kept calibration of the card is used, where there is one.
+    ``calibration`` is whether a kept calibration of the card is used, where there is one.  ``positions_argument`` is
+    the model's argument that says how many positions it has, where that was set for the longest sequence.
     """
 
     floor: int = 1
@@ -67,13 +70,14 @@ class Settings:
     host_memory_limit_bytes: int | None = None
     axis: str = "batch"
     step: int = 1  # sizes are the floor and a multiple of it
+    positions_argument: str | None = None
     target_batch: int | None = None  # the effective batch to keep by accumulation
     calibration: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What was asked, by which command, of which versions.  ``spec.batch_size`` is the floor; trials vary it."""
+    """What was asked, by which command, of which versions.  ``spec`` is at the floor of the axis; trials vary it."""
 
     created: str  # ISO 8601, UTC
     command: tuple[str, ...]
@@ -223,10 +227,19 @@ class Record:
 
     @cached_property
     def floor(self) -> int:
-        """The smallest size that can be trained: as asked, or 2 where batch norm refused a batch of 1."""
-        settings = self.header.settings
-        refused = settings.cap > 1 and any(_needs_two(trial) for trial in self.trials)
-        return max(settings.floor, 2 if refused else 1)
+        """The smallest size that can be trained: as asked, or twice the largest that batch norm refused.
+
+        A batch of 1 makes it 2.  At a batch of 1 it also refuses images so small that they end as one pixel.
+        """
+        settings, alone = self.header.settings, self.header.spec.batch_size == 1
+        refused = [
+            trial.size
+            for trial in self.trials
+            if (trial.size == 1 if self.axis == "batch" else self.axis == "image-size" and alone)
+            and 2 * trial.size <= settings.cap
+            and _too_few_values(trial)
+        ]
+        return max([settings.floor, *(2 * size for size in refused)])
 
     @cached_property
     def broken(self) -> Broken | None:
@@ -255,6 +268,7 @@ class Record:
                 step=settings.step,
                 confirm=settings.confirm,
                 points=settings.points,
+                curved=settings.axis != "batch",
                 capacity_bytes=self.capacity_bytes or None,
                 predicted_max=predicted.size if predicted else None,
                 predicted_peak_bytes=predicted.peak_allocated_bytes if predicted else None,
@@ -280,13 +294,23 @@ class Record:
     # -- the answer ---------------------------------------------------------------------------------------------
 
     @property
-    def max_batch(self) -> int | None:
-        """The largest batch that was run and fitted as often as asked, with no failure at or below it."""
+    def axis(self) -> str:
+        """What is varied; see ``axes``."""
+        return self.header.settings.axis
+
+    @property
+    def max_size(self) -> int | None:
+        """The largest size that was run and fitted as often as asked, with no failure at or below it."""
         return self.search.answer
 
     @property
+    def max_batch(self) -> int | None:
+        """The same where the batch is varied, else None."""
+        return self.max_size if self.axis == "batch" else None
+
+    @property
     def first_failure(self) -> int | None:
-        """The smallest batch that ran out of memory."""
+        """The smallest size that ran out of memory."""
         return self.search.first_failure
 
     @property
@@ -295,14 +319,19 @@ class Record:
         return self.search.proven
 
     @property
-    def recommended_batch(self) -> int | None:
-        """The largest batch that ran with the margin withheld or unused, and is a multiple of ``round_to``."""
+    def recommended_size(self) -> int | None:
+        """The largest size that ran with the margin withheld or unused, and is a multiple of ``round_to``."""
         return self.recommendation.size if self.recommendation else None
+
+    @property
+    def recommended_batch(self) -> int | None:
+        """The same where the batch is varied, else None."""
+        return self.recommended_size if self.axis == "batch" else None
 
     @cached_property
     def recommendation(self) -> Recommendation | None:
-        """How far the recommended batch is found; None until there is an answer, and for a list of sizes."""
-        settings, answer = self.header.settings, self.max_batch
+        """How far the recommended size is found; None until there is an answer, and for a list of sizes."""
+        settings, answer = self.header.settings, self.max_size
         if settings.sizes or answer is None or not self.proven:
             return None
         fits = [point for point in self.curve if point.outcome == "fit"]
@@ -310,7 +339,7 @@ class Record:
             answer=answer,
             floor=self.floor,
             margin=settings.margin,
-            round_to=settings.round_to or 1,
+            round_to=math.lcm(settings.step, settings.round_to or 1),
             capacity_bytes=self.capacity_bytes,
             allocated={point.size: point.peak_allocated_bytes for point in fits},
             reserved={point.size: point.peak_reserved_bytes for point in fits},
@@ -355,8 +384,9 @@ class Record:
 
     @cached_property
     def law(self) -> MemoryLaw | None:
-        """The line through the allocated peaks that fitted; None with fewer than two sizes."""
-        return fit_law([(p.size, p.peak_allocated_bytes) for p in self.curve if p.outcome == "fit"])
+        """The law of the allocated peaks that fitted, a line along the batch; None with fewer than two sizes."""
+        fits = [(p.size, p.peak_allocated_bytes) for p in self.curve if p.outcome == "fit"]
+        return fit_law(fits, curved=self.axis != "batch")
 
     @cached_property
     def failure(self) -> tuple[int, OutOfMemory] | None:
@@ -369,7 +399,7 @@ class Record:
         """(predicted - found) / found for the largest batch; None where the two cannot be compared."""
         if self.prediction is None or self.prediction.max_batch is None or not self.max_batch or not self.proven:
             return None
-        if self.max_batch >= self.header.settings.cap:
+        if self.first_failure is None:
             return None
         return (self.prediction.max_batch - self.max_batch) / self.max_batch
 
@@ -391,14 +421,16 @@ class Record:
     def warnings(self) -> tuple[str, ...]:
         """What a reader should know before trusting the answer, a sentence each."""
         found = list(self._noise())
+        word = axes.words(self.axis).size
         if self.floor > self.header.settings.floor:
-            found.append("a batch of 1 cannot be trained (batch norm needs two values a channel): started at 2")
+            refused = "a batch of 1" if self.axis == "batch" else f"{word} {self.floor // 2} and less, at batch 1,"
+            found.append(f"{refused} cannot be trained (batch norm needs two values a channel): started at {self.floor}")
         if odd := self.search.not_monotone:
             sizes = ", ".join(map(str, odd))
-            found.append(f"not monotone: {sizes} fitted although a smaller batch ran out; the answer stays below")
+            found.append(f"not monotone: {sizes} fitted although a smaller {word} ran out; the answer stays below")
         peaks = [p.peak_reserved_bytes for p in self.curve if p.outcome == "fit"]
         if len(peaks) >= 3 and peaks[-1] <= peaks[0]:
-            found.append("the peak does not grow with the batch: is the batch really used by the model?")
+            found.append(f"the peak does not grow with the {word}: is the {word} really used by the model?")
         notes = (note for _, outcome in self.verdicts if isinstance(outcome, Fit) for note in outcome.notes)
         found.extend(dict.fromkeys(notes))
         return tuple(found)
@@ -418,8 +450,8 @@ class Record:
             )
 
 
-def _needs_two(trial: TrialRecord) -> bool:
-    return trial.size == 1 and isinstance(trial.outcome, Broken) and _TOO_FEW_VALUES in trial.outcome.reason
+def _too_few_values(trial: TrialRecord) -> bool:
+    return isinstance(trial.outcome, Broken) and _TOO_FEW_VALUES in trial.outcome.reason
 
 
 def _is_suspect(outcome: Outcome) -> bool:

@@ -39,7 +39,7 @@ FLOORS: tuple[frozenset[str], ...] = (
         }
     ),
     frozenset({"accuracy", "calibrations", "checks", "choices", "journal", "runner", "trace_cache"}),
-    frozenset({"calibrating", "predicting", "seeding", "sweeping"}),
+    frozenset({"calibrating", "predicting", "seeding", "sizing", "sweeping"}),
     frozenset({"report", "drawing", "api"}),
     frozenset({"cli", "__main__"}),
 )
