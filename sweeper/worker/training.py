@@ -6,7 +6,7 @@ one autocast context covers forward and loss.  An inference step is the batch an
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -55,12 +55,15 @@ def _run_steps(
     device: Device,
     meter: Meter,
 ) -> None:
-    for step in range(spec.steps):
-        began = device.seconds()
-        loss = run_step(step, batch)
-        ended = device.seconds()
-        seconds = ended - began if began is not None and ended is not None else None
-        meter.end_step(seconds=seconds, loss=device.loss_value(loss) if loss is not None else None)
+    with ExitStack() as watching:
+        for step in range(spec.steps):
+            if step == 1:  # the first loads kernels
+                watching.enter_context(meter.watching_the_card())
+            began = device.seconds()
+            loss = run_step(step, batch)
+            ended = device.seconds()
+            seconds = ended - began if began is not None and ended is not None else None
+            meter.end_step(seconds=seconds, loss=device.loss_value(loss) if loss is not None else None)
 
 
 def _training_step(
