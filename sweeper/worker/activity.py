@@ -31,9 +31,12 @@ class Reading:
 
 
 class Sampler:
-    """Reads from entering to leaving, at both ends at least: ``readings`` are whole once it is left."""
+    """Reads from entering to leaving, at both ends at least; ``readings`` are whole once it is left.
 
-    def __init__(self, read: Callable[[], Reading], *, period_s: float = PERIOD_S) -> None:
+    Where the first reading is None there is nobody to ask, and no other is tried.
+    """
+
+    def __init__(self, read: Callable[[], Reading | None], *, period_s: float = PERIOD_S) -> None:
         self.readings: list[Reading] = []
         self._read = read
         self._period_s = period_s
@@ -42,20 +45,27 @@ class Sampler:
         self._thread = threading.Thread(target=self._run, name="card activity", daemon=True)
 
     def __enter__(self) -> "Sampler":
-        self.readings.append(self._read())
-        self._thread.start()
+        if self._take():
+            self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._left.set()
-        self._thread.join()
-        self.readings.append(self._read())
+        if self.readings:
+            self._left.set()
+            self._thread.join()
+            self._take()
 
     def _run(self) -> None:
         while not self._left.wait(self._period_s):
-            self.readings.append(self._read())
+            self._take()
+
+    def _take(self) -> bool:
+        reading = self._read()
+        if reading is not None:
+            self.readings.append(reading)
+        return reading is not None
 
 
 def summary(readings: list[Reading]) -> CardActivity | None:

@@ -24,7 +24,7 @@ from sweeper.trial import (
     PhasePeak,
     StepRecord,
 )
-from sweeper.worker.activity import Reading, Sampler, summary
+from sweeper.worker.activity import Sampler, summary
 from sweeper.worker.devices import Device, map_tensors
 
 __all__ = ["KindSizes", "Meter", "ModuleTrail"]
@@ -70,10 +70,7 @@ class Meter:
     @contextmanager
     def watching_the_card(self) -> Iterator[None]:
         """``activity`` is what the driver says of the card inside, however that ends."""
-        if self.device.activity() is None:
-            yield
-            return
-        sampler = Sampler(lambda: self.device.activity() or Reading())
+        sampler = Sampler(self.device.activity)
         try:
             with sampler:
                 yield
