@@ -17,12 +17,24 @@ from functools import cached_property
 from typing import Literal
 
 from sweeper.cards import Card
+from sweeper.cost import Cost, Schedule
 from sweeper.curve import MemoryLaw, fit_law
 from sweeper.failures import confirm_suspect
+from sweeper.measured import Numeric, Throughput, first_not_finite, losses_finite, numeric_warnings, throughput_of
 from sweeper.prediction import PredictedPoint, Prediction
 from sweeper.recommend import Recommendation
 from sweeper.search import Listed, Search
-from sweeper.trial import Breakdown, Broken, DeviceReport, Fit, Outcome, OutOfMemory, TrialSpec
+from sweeper.trial import (
+    Breakdown,
+    Broken,
+    CardActivity,
+    DeviceReport,
+    Fit,
+    Fragmentation,
+    Outcome,
+    OutOfMemory,
+    TrialSpec,
+)
 from sweeper.units import MIB
 
 __all__ = [
@@ -51,7 +63,8 @@ NOISE_BYTES = 64 * MIB
 class Settings:
     """How the sweep goes about it; ``sizes`` is ``--batches``: just these, no search.
 
-    ``calibration`` is whether a kept calibration of the card is used, where there is one.
+    ``calibration`` is whether a kept calibration of the card is used, where there is one.  ``schedule`` is the whole
+    training whose hours and cost are asked for.
     """
 
     floor: int = 1
@@ -69,6 +82,7 @@ class Settings:
     step: int = 1  # sizes are the floor and a multiple of it
     target_batch: int | None = None  # the effective batch to keep by accumulation
     calibration: bool = True
+    schedule: Schedule | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +155,10 @@ class NextTrial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurvePoint:
-    """What is known of one size, over all its trials: the worst outcome, and the largest peak of that outcome."""
+    """What is known of one size, over all its trials: the worst outcome, and the largest peak of that outcome.
+
+    Times and all else that was measured are of that trial too; the losses are of all.
+    """
 
     size: int
     outcome: Literal["fit", "oom", "broken"]
@@ -151,6 +168,13 @@ class CurvePoint:
     process_bytes: int | None = None
     step_seconds: float | None = None
     samples_per_second: float | None = None
+    tokens_per_second: float | None = None
+    context_bytes: int | None = None
+    host_peak_bytes: int | None = None
+    fragmentation: Fragmentation | None = None
+    activity: CardActivity | None = None
+    loss_finite: bool | None = None  # None where no step had a loss
+    numeric: Numeric | None = None
     breakdown: Breakdown | None = None
     holdings: Breakdown | None = None
     predicted: PredictedTrial | None = None
@@ -388,6 +412,19 @@ class Record:
         )
 
     @cached_property
+    def throughput(self) -> Throughput | None:
+        """How fast the batches are; None where no step was timed, and where something else is varied."""
+        if self.header.settings.axis != "batch":
+            return None
+        timed = {p.size: p.samples_per_second for p in self.curve if p.outcome == "fit" and p.samples_per_second}
+        return throughput_of(timed)
+
+    def cost(self, point: CurvePoint) -> Cost | None:
+        """What the schedule takes at ``point``; None where none was asked about, or the point was not timed."""
+        schedule = self.header.settings.schedule
+        return schedule.cost(point.samples_per_second) if schedule and point.samples_per_second else None
+
+    @cached_property
     def warnings(self) -> tuple[str, ...]:
         """What a reader should know before trusting the answer, a sentence each."""
         found = list(self._noise())
@@ -399,6 +436,7 @@ class Record:
         peaks = [p.peak_reserved_bytes for p in self.curve if p.outcome == "fit"]
         if len(peaks) >= 3 and peaks[-1] <= peaks[0]:
             found.append("the peak does not grow with the batch: is the batch really used by the model?")
+        found.extend(numeric_warnings({p.size: p.numeric for p in self.curve if p.numeric is not None}))
         notes = (note for _, outcome in self.verdicts if isinstance(outcome, Fit) for note in outcome.notes)
         found.extend(dict.fromkeys(notes))
         return tuple(found)
@@ -464,6 +502,13 @@ def _point(size: int, outcomes: list[Outcome]) -> CurvePoint:
         process_bytes=top.process_bytes,
         step_seconds=top.step_seconds,
         samples_per_second=top.samples_per_second,
+        tokens_per_second=top.tokens_per_second,
+        context_bytes=top.context_bytes,
+        host_peak_bytes=top.host_peak_bytes,
+        fragmentation=top.fragmentation,
+        activity=top.activity,
+        loss_finite=losses_finite(fits),
+        numeric=first_not_finite(fits),
         breakdown=top.breakdown,
         holdings=top.holdings,
     )
