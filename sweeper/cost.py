@@ -57,7 +57,7 @@ class Schedule:
 
 
 def parse_price(text: str) -> Price:
-    """Return what ``0.80/h``, ``0.80``, ``$0.80/h`` or ``0.80 EUR/h`` names.  Raises ``UsageError`` for anything else."""
+    """Return what ``0.80/h``, ``0.80``, ``$0.80/h`` or ``0.80 EUR/h`` names; ``UsageError`` for anything else."""
     match = _PRICE.fullmatch(text.strip())
     hint = "write it as 0.80/h, $0.80/h or 0.80 EUR/h; or `list`, for a list price"
     if match is None:

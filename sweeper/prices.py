@@ -5,6 +5,7 @@ price on demand for one GPU an hour, with the date it was read and where it was 
 between providers by several times, so nothing uses the table unless it is asked to, and what comes of it says so.
 """
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -72,11 +73,14 @@ class CostQuestion:
         if self.listed and device == "cpu":
             raise UsageError("list prices are of GPUs, and the device is cpu", hint="give a price: --price 0.80/h")
 
+    def given(self) -> Schedule:
+        """The schedule at the price that was given, if any was."""
+        return Schedule(samples=self.samples, epochs=self.epochs, price=self.price)
+
     def on(self, device: DeviceReport) -> Schedule:
         """The schedule on ``device``.  Raises ``UsageError`` as ``check`` does, and where its card is not listed."""
         self.check(device.device)
-        price = _list_price(device) if self.listed else self.price
-        return Schedule(samples=self.samples, epochs=self.epochs, price=price)
+        return dataclasses.replace(self.given(), price=_list_price(device) if self.listed else self.price)
 
 
 def cost_question(price: str | None, samples: int | None, epochs: float | None) -> CostQuestion | None:

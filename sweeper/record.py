@@ -203,6 +203,11 @@ class Record:
     def with_trial(self, trial: TrialRecord) -> "Record":
         return dataclasses.replace(self, trials=(*self.trials, trial))
 
+    def with_schedule(self, schedule: Schedule) -> "Record":
+        """The same run, asked about another training."""
+        settings = dataclasses.replace(self.header.settings, schedule=schedule)
+        return dataclasses.replace(self, header=dataclasses.replace(self.header, settings=settings))
+
     # -- the next move ------------------------------------------------------------------------------------------
 
     def next_trial(self) -> NextTrial | None:

@@ -1,4 +1,4 @@
-"""What a trial on a card measures beside its peaks: the driver's readings, the host's memory, the allocator's blocks."""
+"""What a trial on a card measures beside its peaks: the driver's readings, host memory, the allocator's blocks."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -17,7 +17,6 @@ from sweeper.failures import (
     Evidence,
     Origin,
     ParsedSizes,
-    Verdict,
     classify,
     classify_death,
     confirm_suspect,
