@@ -25,15 +25,17 @@ from sweeper.calibrations import Calibrations
 from sweeper.calibrations import default_folder as calibrations_folder
 from sweeper.checks import bytes_of, check_device, check_not_given, check_numbers, check_sizes, sizes_of
 from sweeper.choices import Choices, check_choices, job
+from sweeper.cost import Schedule
 from sweeper.drawing import draw, draw_timeline
 from sweeper.errors import UnknownName, UsageError, WorkerFailed
 from sweeper.journal import Journal, read_record
 from sweeper.model_names import modules_of
 from sweeper.predicting import Forecast, StepTracer, Wanted, forecasts
+from sweeper.prices import CostQuestion, cost_question
 from sweeper.record import CurvePoint, Header, Record, Settings
 from sweeper.runner import Runner, open_runner
 from sweeper.sizing import settle
-from sweeper.sweeping import Observer, Silent, run_sweep
+from sweeper.sweeping import Observer, Silent, describe, run_sweep
 from sweeper.trace_cache import TraceCache, default_folder
 from sweeper.trial import Describe, DeviceReport, TrialSpec
 from sweeper.units import format_bytes
@@ -148,6 +150,9 @@ def sweep(
     round_to: int | None = None,
     predict: bool = True,
     calibration: bool = True,
+    price: str | None = None,
+    samples: int | None = None,
+    epochs: float | None = None,
     timeout_s: float = 600.0,
     isolation: str = "fork",
     host_memory_limit: int | str | None = None,
@@ -163,10 +168,12 @@ def sweep(
     the choices; ``target_batch`` is the effective batch to keep by accumulation.  ``memory_limit`` and
     ``host_memory_limit`` are bytes or a text such as ``"8GiB"``; ``margin`` is the share of capacity the recommended
     batch leaves free; ``confirm`` is how often the answer must fit (1 on simulated cards, 2 on real devices when
-    None).  ``calibration`` is whether a kept calibration of the card is used.  ``folder`` defaults to a new one in
-    ``results/``.  Raises ``UsageError`` before anything runs when the question cannot be asked, ``CalibrationUnusable``
-    for what is kept of the card, ``FolderUnusable`` or ``FolderInUse`` for the folder, ``WorkerFailed`` when no worker
-    starts.  A trial that breaks does not raise: see ``Run.record.broken``.
+    None).  ``calibration`` is whether a kept calibration of the card is used.  ``samples`` (of one epoch) and
+    ``epochs`` (1 when None) ask for the hours of a whole training, ``price`` for its cost: a text such as ``"0.80/h"``
+    or ``"0.80 EUR/h"``, or ``"list"`` for a list price; nothing simulated has either.  ``folder`` defaults to a new
+    one in ``results/``.  Raises ``UsageError`` before anything runs when the question cannot be asked,
+    ``CalibrationUnusable`` for what is kept of the card, ``FolderUnusable`` or ``FolderInUse`` for the folder,
+    ``WorkerFailed`` when no worker starts.  A trial that breaks does not raise: see ``Run.record.broken``.
     """
     sizes = sizes_of(
         axis, min_batch=min_batch, max_batch=max_batch, batches=batches, min_size=min_size, max_size=max_size, step=step
@@ -177,10 +184,12 @@ def sweep(
     if isolation not in ("fork", "spawn"):
         raise UnknownName("isolation", isolation, ("fork", "spawn"), listing="fork and spawn exist")
     check_numbers(confirm=confirm, points=points, margin=margin, round_to=round_to, timeout_s=timeout_s)
+    cost = cost_question(price, samples, epochs)
     kept = calibrations(calibration)
     spec = _as_calibrated(spec, kept)
     check_device(spec)
     check_choices(spec)
+    _check_cost(cost, spec)
     host_limit = bytes_of(host_memory_limit)
     with contextlib.ExitStack() as stack:
         runner = stack.enter_context(
@@ -194,6 +203,7 @@ def sweep(
         if spec.device == "auto":
             spec = _as_calibrated(dataclasses.replace(spec, device=_choose_device(runner)), kept)
             check_choices(spec)
+            _check_cost(cost, spec)
             (observer or Silent()).chose(spec.device)
         if confirm is None:
             confirm = _CONFIRM_SIMULATED if spec.device.startswith("sim:") else _CONFIRM_REAL
@@ -213,6 +223,7 @@ def sweep(
             axis=axis,
             target_batch=target_batch,
             calibration=calibration,
+            schedule=_schedule(cost, spec, runner),
         )
         spec, settings = settle(runner, spec, settings, sizes)
         header = _header(spec, settings, command)
@@ -325,9 +336,34 @@ def _finish(journal: Journal, runner: Runner, observer: Observer | None, kept: C
     return Run(record, journal.folder)
 
 
-def load(folder: str | Path) -> Run:
-    """The run in ``folder``, as far as it got; nothing is run."""
-    return Run(read_record(Path(folder)), Path(folder))
+def load(
+    folder: str | Path, *, price: str | None = None, samples: int | None = None, epochs: float | None = None
+) -> Run:
+    """The run in ``folder``, as far as it got; nothing is run.
+
+    ``price``, ``samples`` and ``epochs`` ask for the cost of a whole training, as in ``sweep``.
+    """
+    record = read_record(Path(folder))
+    if (cost := cost_question(price, samples, epochs)) is not None:
+        if record.device is None:
+            raise UsageError(f"no trial of {folder} was run yet", hint=f"go on with it: sweep --resume {folder}")
+        record = record.with_schedule(cost.on(record.device))
+    return Run(record, Path(folder))
+
+
+def _check_cost(cost: CostQuestion | None, spec: TrialSpec) -> None:
+    if cost is not None:
+        cost.check(spec.device)
+
+
+def _schedule(cost: CostQuestion | None, spec: TrialSpec, runner: Runner) -> Schedule | None:
+    """What was asked, on the device that is there: a list price depends on it."""
+    if cost is None:
+        return None
+    if not cost.listed:
+        return cost.given()
+    with tempfile.TemporaryDirectory() as scratch:
+        return cost.on(describe(runner, spec, Path(scratch) / "device"))
 
 
 def _choose_device(runner: Runner) -> str:

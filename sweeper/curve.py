@@ -83,7 +83,9 @@ class MemoryLaw:
         if self.per_square_bytes == 0:
             return max(0, int(left / self.per_sample_bytes))
         inside = self.per_sample_bytes**2 + 4 * self.per_square_bytes * left
-        return max(0, int((math.sqrt(inside) - self.per_sample_bytes) / (2 * self.per_square_bytes))) if inside > 0 else 0
+        return (
+            max(0, int((math.sqrt(inside) - self.per_sample_bytes) / (2 * self.per_square_bytes))) if inside > 0 else 0
+        )
 
 
 def fit_law(measured: Iterable[tuple[int, int]], *, curved: bool = False) -> MemoryLaw | None:

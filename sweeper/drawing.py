@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from sweeper.cost import Schedule
 from sweeper.errors import FolderUnusable
 from sweeper.predicting import Forecast
 from sweeper.report import write_whole
@@ -19,12 +20,14 @@ from sweeper.wire import to_jsonable
 __all__ = ["draw", "draw_timeline"]
 
 
-def draw(folder: Path) -> None:
+def draw(folder: Path, schedule: Schedule | None = None) -> None:
     """Write everything that is derived from the journal in ``folder``.
 
-    Raises ``FolderUnusable`` when it cannot be written.
+    ``schedule`` is another than the journal's, to say the cost of.  Raises ``FolderUnusable`` when it cannot be
+    written.
     """
-    _in_a_process(str(folder), otherwise=f"the journal is whole; try again: sweep report {folder}")
+    asked = () if schedule is None else ("--schedule", json.dumps(to_jsonable(schedule)))
+    _in_a_process(*asked, str(folder), otherwise=f"the journal is whole; try again: sweep report {folder}")
 
 
 def draw_timeline(found: Forecast, picture: Path) -> tuple[Path, ...]:

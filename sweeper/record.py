@@ -19,12 +19,24 @@ from typing import Literal
 
 from sweeper import axes
 from sweeper.cards import Card
+from sweeper.cost import Cost, Schedule
 from sweeper.curve import MemoryLaw, fit_law
 from sweeper.failures import confirm_suspect
+from sweeper.measured import Numeric, Throughput, first_not_finite, losses_finite, numeric_warnings, throughput_of
 from sweeper.prediction import PredictedPoint, Prediction
 from sweeper.recommend import Recommendation
 from sweeper.search import Listed, Search
-from sweeper.trial import Breakdown, Broken, DeviceReport, Fit, Outcome, OutOfMemory, TrialSpec
+from sweeper.trial import (
+    Breakdown,
+    Broken,
+    CardActivity,
+    DeviceReport,
+    Fit,
+    Fragmentation,
+    Outcome,
+    OutOfMemory,
+    TrialSpec,
+)
 from sweeper.units import MIB
 
 __all__ = [
@@ -55,6 +67,7 @@ class Settings:
 
     ``calibration`` is whether a kept calibration of the card is used, where there is one.  ``positions_argument`` is
     the model's argument that says how many positions it has, where that was set for the longest sequence.
+    ``schedule`` is the whole training whose hours and cost are asked for.
     """
 
     floor: int = 1
@@ -73,6 +86,7 @@ class Settings:
     positions_argument: str | None = None
     target_batch: int | None = None  # the effective batch to keep by accumulation
     calibration: bool = True
+    schedule: Schedule | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +159,10 @@ class NextTrial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurvePoint:
-    """What is known of one size, over all its trials: the worst outcome, and the largest peak of that outcome."""
+    """What is known of one size, over all its trials: the worst outcome, and the largest peak of that outcome.
+
+    Times and all else that was measured are of that trial too; the losses are of all.
+    """
 
     size: int
     outcome: Literal["fit", "oom", "broken"]
@@ -155,6 +172,13 @@ class CurvePoint:
     process_bytes: int | None = None
     step_seconds: float | None = None
     samples_per_second: float | None = None
+    tokens_per_second: float | None = None
+    context_bytes: int | None = None
+    host_peak_bytes: int | None = None
+    fragmentation: Fragmentation | None = None
+    activity: CardActivity | None = None
+    loss_finite: bool | None = None  # None where no step had a loss
+    numeric: Numeric | None = None
     breakdown: Breakdown | None = None
     holdings: Breakdown | None = None
     predicted: PredictedTrial | None = None
@@ -182,6 +206,11 @@ class Record:
 
     def with_trial(self, trial: TrialRecord) -> "Record":
         return dataclasses.replace(self, trials=(*self.trials, trial))
+
+    def with_schedule(self, schedule: Schedule) -> "Record":
+        """The same run, asked about another training."""
+        settings = dataclasses.replace(self.header.settings, schedule=schedule)
+        return dataclasses.replace(self, header=dataclasses.replace(self.header, settings=settings))
 
     # -- the next move ------------------------------------------------------------------------------------------
 
@@ -418,19 +447,35 @@ class Record:
         )
 
     @cached_property
+    def throughput(self) -> Throughput | None:
+        """How fast the batches are; None where no step was timed, and where something else is varied."""
+        if self.header.settings.axis != "batch":
+            return None
+        timed = {p.size: p.samples_per_second for p in self.curve if p.outcome == "fit" and p.samples_per_second}
+        return throughput_of(timed)
+
+    def cost(self, point: CurvePoint) -> Cost | None:
+        """What the schedule takes at ``point``; None where none was asked about, or the point was not timed."""
+        schedule = self.header.settings.schedule
+        return schedule.cost(point.samples_per_second) if schedule and point.samples_per_second else None
+
+    @cached_property
     def warnings(self) -> tuple[str, ...]:
         """What a reader should know before trusting the answer, a sentence each."""
         found = list(self._noise())
         word = axes.words(self.axis).size
         if self.floor > self.header.settings.floor:
             refused = "a batch of 1" if self.axis == "batch" else f"{word} {self.floor // 2} and less, at batch 1,"
-            found.append(f"{refused} cannot be trained (batch norm needs two values a channel): started at {self.floor}")
+            found.append(
+                f"{refused} cannot be trained (batch norm needs two values a channel): started at {self.floor}"
+            )
         if odd := self.search.not_monotone:
             sizes = ", ".join(map(str, odd))
             found.append(f"not monotone: {sizes} fitted although a smaller {word} ran out; the answer stays below")
         peaks = [p.peak_reserved_bytes for p in self.curve if p.outcome == "fit"]
         if len(peaks) >= 3 and peaks[-1] <= peaks[0]:
             found.append(f"the peak does not grow with the {word}: is the {word} really used by the model?")
+        found.extend(numeric_warnings({p.size: p.numeric for p in self.curve if p.numeric is not None}))
         notes = (note for _, outcome in self.verdicts if isinstance(outcome, Fit) for note in outcome.notes)
         found.extend(dict.fromkeys(notes))
         return tuple(found)
@@ -496,6 +541,13 @@ def _point(size: int, outcomes: list[Outcome]) -> CurvePoint:
         process_bytes=top.process_bytes,
         step_seconds=top.step_seconds,
         samples_per_second=top.samples_per_second,
+        tokens_per_second=top.tokens_per_second,
+        context_bytes=top.context_bytes,
+        host_peak_bytes=top.host_peak_bytes,
+        fragmentation=top.fragmentation,
+        activity=top.activity,
+        loss_finite=losses_finite(fits),
+        numeric=first_not_finite(fits),
         breakdown=top.breakdown,
         holdings=top.holdings,
     )

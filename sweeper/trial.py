@@ -25,12 +25,15 @@ __all__ = [
     "Broken",
     "Calibrate",
     "CalibrationTrial",
+    "CardActivity",
     "CardMemory",
     "Describe",
     "DescribeModel",
     "DeviceReport",
     "Fit",
+    "Fragmentation",
     "ModelReport",
+    "NotFinite",
     "OutOfMemory",
     "Outcome",
     "PhasePeak",
@@ -73,6 +76,8 @@ Attention = Literal["auto", "flash", "efficient", "math"]
 ATTENTIONS: tuple[Attention, ...] = ("auto", "flash", "efficient", "math")
 
 Scalar = int | float | bool | str  # what an argument on the command line can be
+
+NotFinite = Literal["nan", "inf", "-inf"]  # what a loss can be that is no finite number
 
 # The classes of failure; failures.py says how evidence is read.  The first two can move the boundary.
 FailureClass = Literal[
@@ -151,12 +156,17 @@ class PhasePeak:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One full step.  ``seconds`` is None where nothing was computed; ``loss`` is None where it is not finite."""
+    """One full step.
+
+    ``seconds`` is None where nothing was computed.  ``loss`` is None where there is none (inference, a simulated step),
+    and where it is no finite number: then ``not_finite`` says what it is.
+    """
 
     seconds: float | None
     loss: float | None
     peak_allocated_bytes: int
     peak_reserved_bytes: int
+    not_finite: NotFinite | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,13 +188,55 @@ class CardMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CardActivity:
+    """What the driver (NVML) said of the card in ``samples`` readings between the first step and the last.
+
+    Utilisation is the percentage of the driver's own sampling period, 1/6 to 1 s, in which some kernel ran (nvml.h,
+    ``nvmlUtilization_t``): in steps that take less altogether it is of what came before them too.  Power is watts,
+    which the driver averages over a second on most cards since Ampere (nvml.h, ``nvmlDeviceGetPowerUsage``).  None is
+    what the card does not tell.
+    """
+
+    samples: int
+    utilization_mean_percent: float | None = None
+    utilization_max_percent: float | None = None
+    power_mean_w: float | None = None
+    power_max_w: float | None = None
+    clock_mean_mhz: float | None = None  # of the multiprocessors
+    temperature_max_c: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fragmentation:
+    """The caching allocator at one moment, in bytes: the fullest end of a forward or a loss in the step looked at.
+
+    Activations are all there then, so what is reserved and not allocated lies between what is in use.
+    ``largest_free_bytes`` is the largest free block of all that is reserved.
+    """
+
+    allocated_bytes: int
+    reserved_bytes: int
+    largest_free_bytes: int
+
+    @property
+    def unused_bytes(self) -> int:
+        """Reserved and not allocated."""
+        return self.reserved_bytes - self.allocated_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
     """Every step ran.
 
     Peaks are over the whole trial.  On ``cpu`` there is no caching allocator: allocated and reserved are both the
     growth of the resident set.  ``capacity_bytes`` is what the device could give this trial, under its limit.
-    ``breakdown`` is the moment of the peak; ``holdings`` is the most each kind held at any time.  ``facts`` say what was
-    done to the model for the spec's choices, ``notes`` what a reader should beware of.
+    ``breakdown`` is the moment of the peak; ``holdings`` is the most each kind held at any time.  ``facts`` say what
+    was done to the model for the spec's choices, ``notes`` what a reader should beware of.  A loss that is no number is
+    told by ``steps`` and takes nothing away from this: the memory was measured all the same.
+
+    ``step_seconds`` is the median without the first step, and without the one in which the allocator was looked at
+    where there is another.  A step is ``accumulate`` batches.  ``host_peak_bytes`` is the most the trial's process held
+    of the machine's memory, libraries included; None on ``cpu``, where that is what the peaks are.
     """
 
     TAGGED: ClassVar[bool] = True
@@ -197,14 +249,25 @@ class Fit:
     breakdown: Breakdown | None = None
     holdings: Breakdown | None = None
     facts: tuple[str, ...] = ()
-    step_seconds: float | None = None  # median after the first step
+    step_seconds: float | None = None
     samples_per_second: float | None = None
+    tokens_per_second: float | None = None  # of models of sequences
     process_bytes: int | None = None  # the driver's peak view of the process, context included
     context_bytes: int | None = None  # of that, what is not the allocator's
+    host_peak_bytes: int | None = None
+    fragmentation: Fragmentation | None = None
+    activity: CardActivity | None = None
     allocator_retries: int | None = None  # times the allocator gave back its cache and tried again
     card_before: CardMemory | None = None
     card_after: CardMemory | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def loss_finite(self) -> bool | None:
+        """Whether every step's loss was a finite number; None where no step had one."""
+        if any(step.not_finite for step in self.steps):
+            return False
+        return True if any(step.loss is not None for step in self.steps) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

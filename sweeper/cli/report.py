@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from sweeper import api
+from sweeper.cli.cost_options import cost_options
 from sweeper.report import text
 
 __all__ = ["report"]
@@ -14,12 +15,18 @@ __all__ = ["report"]
 
 @click.command(short_help="Show a run again, and write its plots again.")
 @click.argument("folder", type=click.Path(path_type=Path))
+@cost_options
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
 @click.option("--color/--no-color", default=None, help="Colours; by default where the output is a terminal.")
-def report(folder: Path, as_json: bool, color: bool | None) -> None:
-    """Show the run in FOLDER, and write its summary, table and plots again."""
-    run = api.load(folder)
-    api.draw(folder)
+def report(
+    folder: Path, price: str | None, samples: int | None, epochs: float | None, as_json: bool, color: bool | None
+) -> None:
+    """Show the run in FOLDER, and write its summary, table and plots again.
+
+    What a whole training takes is shown as it was asked of the sweep, or as it is asked now.
+    """
+    run = api.load(folder, price=price, samples=samples, epochs=epochs)
+    api.draw(folder, run.record.header.settings.schedule)
     if as_json:
         click.echo(json.dumps(run.to_dict(), indent=1))
     else:

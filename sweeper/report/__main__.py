@@ -1,6 +1,7 @@
 """``python -m sweeper.report``: derive a run's files from its journal, or draw a timeline, in a process of its own.
 
     python -m sweeper.report FOLDER                         the files of the run in FOLDER
+    python -m sweeper.report --schedule JSON FOLDER         the same, with the cost of this schedule
     python -m sweeper.report --timeline DATA.json FILE.png  FILE.png and FILE.svg, of what DATA.json says is drawn
 
 Drawing takes matplotlib, and matplotlib takes more memory than the whole driver may have.  Exits 0, or 2 with the
@@ -11,6 +12,7 @@ import json
 import sys
 from pathlib import Path
 
+from sweeper.cost import Schedule
 from sweeper.errors import SweepError
 from sweeper.journal import read_record
 from sweeper.report import write_all, write_timeline
@@ -24,6 +26,9 @@ def main(*arguments: str) -> int:
             case "--timeline", data, picture:
                 shown = from_jsonable(Timeline, json.loads(Path(data).read_text(encoding="utf-8")))
                 write_timeline(shown, Path(picture))
+            case "--schedule", schedule, folder:
+                record = read_record(Path(folder)).with_schedule(from_jsonable(Schedule, json.loads(schedule)))
+                write_all(record, Path(folder))
             case (folder,):
                 write_all(read_record(Path(folder)), Path(folder))
             case _:

@@ -22,7 +22,13 @@ The object of ``to_json`` (schema 1; bytes are integers, times seconds, what was
                        of what is reserved)}.  The peaks of an out of memory are how far it came, those of a broken
                        trial 0.  "breakdown" (bytes by kind at the peak) and "holdings" (the
                        most of each kind at any time) hold "weights", "buffers", "gradients", "optimizer",
-                       "activations", "inputs", "workspace"; null when not known
+                       "activations", "inputs", "workspace"; null when not known.  Beside memory: "tokens_per_second";
+                       "loss_finite", and "numeric" of a loss that was not, {"step" (from 1), "value": "nan" | "inf" |
+                       "-inf"}; "context_bytes" and "host_peak_bytes"; "activity" of the card, {"samples",
+                       "utilization_mean_percent", "utilization_max_percent", "power_mean_w", "power_max_w",
+                       "clock_mean_mhz", "temperature_max_c"}; "fragmentation", {"allocated_bytes", "reserved_bytes",
+                       "unused_bytes", "largest_free_bytes"}, of the fullest end of a forward or a loss; "hours" and
+                       "money" of "cost"
     law                {"fixed_bytes", "per_sample_bytes", "r_squared", "worst_relative_error", "points_used"}; or null
     failure            where first_failure ran out: {"size", "failure", "phase", "step", "operator", "module",
                        "requested_bytes", "free_bytes", "allocated_bytes", "reserved_bytes", "message"}; or null
@@ -30,6 +36,10 @@ The object of ``to_json`` (schema 1; bytes are integers, times seconds, what was
     finished           nothing is left to run
     prediction_error   (predicted - found) / found of max_batch; or null
     prediction_errors  of the curve's: {"sizes", "median" (of their size), "worst" (signed), "worst_size"}; or null
+    throughput         {"knee", "knee_samples_per_second", "fastest", "fastest_samples_per_second"}, the knee being the
+                       smallest batch within 5 % of the fastest; null where nothing was timed
+    cost               what was asked of a whole training: {"samples", "epochs", "price_per_hour", "currency",
+                       "list_price" (words, where the price is a list's)}; or null
     calibration        what was measured of the card and is used: {"card", "date", "torch", "driver", "outside_bytes",
                        "reserved_offset_bytes"}; or null
     warnings           sentences
@@ -54,6 +64,7 @@ from sweeper.curve import fit_law
 from sweeper.predicting import Forecast
 from sweeper.prediction import PredictedPoint
 from sweeper.record import CurvePoint, Record
+from sweeper.report import costs, measured
 from sweeper.report.words import on_simulated
 from sweeper.wire import to_jsonable
 
@@ -71,12 +82,16 @@ _PREDICTED_KEYS = (
     "predicted_fits", "predicted_allocated_bytes", "predicted_reserved_bytes", "predicted_least_capacity_bytes",
     "prediction_error",
 )  # fmt: skip
+_MEASURED_KEYS = (
+    "tokens_per_second", "loss_finite", "numeric", "context_bytes", "host_peak_bytes", "activity", "fragmentation",
+)  # fmt: skip
 _FAILURE_KEYS = (
     "failure", "phase", "step", "operator", "module",
     "requested_bytes", "free_bytes", "allocated_bytes", "reserved_bytes", "message",
 )  # fmt: skip
 
 CSV_COLUMNS = (*_CURVE_KEYS, "simulated", *(f"{kind}_bytes" for kind in _KINDS), *_PREDICTED_KEYS)
+CSV_COLUMNS += (*measured.CSV_COLUMNS, *costs.CSV_COLUMNS)
 
 
 def to_json(record: Record, folder: Path) -> dict[str, Any]:
@@ -97,13 +112,15 @@ def to_json(record: Record, folder: Path) -> dict[str, Any]:
         "trials": record.counts,
         "seconds": record.seconds,
         "prediction": guess and {"max_batch": guess.max_batch, "peak_bytes_at_max": guess.peak_bytes_at_max},
-        "curve": [_point(point) for point in record.curve],
+        "curve": [_point(point) | _cost(record, point) for point in record.curve],
         "law": record.law,
         "failure": _failure(record),
         "broken": _broken(record),
         "finished": record.broken is None and record.next_trial() is None,
         "prediction_error": record.prediction_error,
         "prediction_errors": record.prediction_errors,
+        "throughput": record.throughput,
+        "cost": costs.in_json(record),
         "calibration": _calibration(record.card or spec.card),
         "warnings": record.warnings,
         "spec": {f.name: getattr(spec, f.name) for f in fields(spec) if f.name != "batch_size"},
@@ -170,6 +187,8 @@ def forecast_to_json(found: Forecast) -> dict[str, Any]:
         "finished": True,
         "prediction_error": None,
         "prediction_errors": None,
+        "throughput": None,
+        "cost": None,
         "calibration": _calibration(found.card),
         "warnings": (),
         "notes": found.notes,
@@ -194,7 +213,7 @@ def forecasts_to_json(found: Sequence[Forecast]) -> dict[str, Any]:
 
 def _predicted_point(point: PredictedPoint, found: Forecast) -> dict[str, Any]:
     return {
-        **dict.fromkeys((*_CURVE_KEYS, *_PREDICTED_KEYS)),
+        **dict.fromkeys((*_CURVE_KEYS, *_PREDICTED_KEYS, *_MEASURED_KEYS, *costs.CSV_COLUMNS)),
         "size": point.size,
         "outcome": "fit" if point.size in found.fitting else "oom",
         "trials": 0,
@@ -214,7 +233,8 @@ def curve_csv(record: Record) -> str:
         shares = [getattr(point.breakdown, kind, None) for kind in _KINDS]
         simulated = "true" if on_simulated(record) else "false"
         predicted = ("" if value is None else str(value).lower() for value in _beside(point).values())
-        writer.writerow([*(getattr(point, key) for key in _CURVE_KEYS), simulated, *shares, *predicted])
+        row = [*(getattr(point, key) for key in _CURVE_KEYS), simulated, *shares, *predicted]
+        writer.writerow([*row, *measured.cells(point), *costs.cells(record, point)])
     return text.getvalue()
 
 
@@ -223,7 +243,11 @@ def _point(point: CurvePoint) -> dict[str, Any]:
     for name in ("breakdown", "holdings"):
         held = getattr(point, name)
         body[name] = held and {kind: getattr(held, kind) for kind in _KINDS}
-    return body | _beside(point)
+    return body | _beside(point) | measured.in_json(point)
+
+
+def _cost(record: Record, point: CurvePoint) -> dict[str, Any]:
+    return dict(zip(costs.CSV_COLUMNS, costs.cells(record, point), strict=True))
 
 
 def _beside(point: CurvePoint) -> dict[str, Any]:

@@ -6,7 +6,6 @@ colour, so it survives a printer.  matplotlib is imported on first use: it takes
 
 from typing import TYPE_CHECKING
 
-from sweeper import curve
 from sweeper.record import CurvePoint, Record
 from sweeper.report import words
 from sweeper.report.page import (
@@ -85,7 +84,7 @@ def throughput(record: Record) -> "Figure | None":
     if not timed:
         return None
     with house_style():
-        knee = curve.knee(timed)
+        knee = record.throughput.knee if record.throughput else None
         caption = f"batch {knee} is the smallest within 5 % of the fastest" if knee is not None else None
         figure, axes = _page(record, caption)
         axes.plot(list(timed), list(timed.values()), color=BLUE, marker="o", label="samples a second")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sweeper.prediction import Prediction
 from sweeper.record import CurvePoint, Record, TrialRecord
-from sweeper.report import words
+from sweeper.report import costs, measured, words
 from sweeper.report.commands import last_broken_folder, next_commands
 from sweeper.report.table import Column, Layout, lay_out
 from sweeper.report.terminal import LABEL_WIDTH, Ink, capital, fill, labelled, percent
@@ -95,7 +95,7 @@ def columns(record: Record) -> list[Column]:
     if any(p.samples_per_second is not None for p in curve):
         cells = tuple("-" if p.samples_per_second is None else f"{p.samples_per_second:,.1f}" for p in curve)
         found.append(Column(heading="samples/s", cells=cells, importance=2))
-    return found
+    return [*found, *measured.columns(curve), *costs.columns(record)]
 
 
 def _predicted_columns(curve: Sequence[CurvePoint]) -> list[Column]:

@@ -13,6 +13,7 @@ from typing import Literal
 from sweeper import calibration as calibrations
 from sweeper.prediction import PredictedFailure
 from sweeper.record import Record
+from sweeper.report import costs, measured
 from sweeper.report.commands import advice, after_breaking, takes_images
 from sweeper.trial import Broken, Fit, OutOfMemory
 from sweeper.units import format_bytes
@@ -56,6 +57,8 @@ def statements(record: Record) -> list[Statement]:
         Statement("memory", law(record) or ""),
         Statement("recommended", recommended(record) or ""),
         Statement("not tried", not_tried(record) or ""),
+        *(Statement(label, said(record, text)) for label, text in measured.sentences(record)),
+        Statement("cost", costs.sentence(record) or ""),
         Statement("context", context(record) or ""),
         Statement("calibration", calibration(record) or ""),
         Statement("prediction", prediction(record) or ""),

@@ -1,5 +1,6 @@
 """What one trial measures of itself: the peaks of each phase, the kinds of what is held, where it is in the model."""
 
+import math
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +11,20 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from sweeper.trial import KINDS, PHASES, Breakdown, CardMemory, Kind, Phase, PhasePeak, StepRecord
+from sweeper.trial import (
+    KINDS,
+    PHASES,
+    Breakdown,
+    CardActivity,
+    CardMemory,
+    Fragmentation,
+    Kind,
+    NotFinite,
+    Phase,
+    PhasePeak,
+    StepRecord,
+)
+from sweeper.worker.activity import Sampler, summary
 from sweeper.worker.devices import Device, map_tensors
 
 __all__ = ["KindSizes", "Meter", "ModuleTrail"]
@@ -21,6 +35,9 @@ class Meter:
     """What one trial has measured so far; it is whole at any moment, also when the next line raises."""
 
     device: Device
+    # The step in which the allocator's blocks are looked at.  That takes time, so the step is not for timing; and it
+    # is the second where there are more, the first with the optimizer's state in its place.
+    look_in: int = 1
     phase_now: Phase = "setup"
     step_now: int = 0
     phases: dict[Phase, tuple[int, int]] = field(default_factory=dict)  # the most allocated and reserved
@@ -28,6 +45,8 @@ class Meter:
     card_before: CardMemory | None = None
     card_peak: CardMemory | None = None  # the reading with the largest process
     context_bytes: int | None = None
+    fragmentation: Fragmentation | None = None
+    activity: CardActivity | None = None
     kinds: "KindSizes | None" = None  # on real devices; a simulated one sees every allocation
     trail: "ModuleTrail | None" = None
     at_peak: Breakdown | None = None
@@ -46,6 +65,23 @@ class Meter:
                 yield
         finally:
             self.read_peak()
+        if step == self.look_in and phase in ("forward", "loss"):
+            self._look_at_blocks()
+
+    @contextmanager
+    def watching_the_card(self) -> Iterator[None]:
+        """``activity`` is what the driver says of the card inside, however that ends."""
+        sampler = Sampler(self.device.activity)
+        try:
+            with sampler:
+                yield
+        finally:
+            self.activity = summary(sampler.readings)
+
+    def _look_at_blocks(self) -> None:
+        found = self.device.fragmentation()
+        if found is not None and found.allocated_bytes >= getattr(self.fragmentation, "allocated_bytes", 0):
+            self.fragmentation = found
 
     def read_peak(self) -> None:
         usage = self.device.usage()
@@ -61,9 +97,17 @@ class Meter:
         self.peak_allocated_bytes = max(self.peak_allocated_bytes, allocated)
 
     def end_step(self, *, seconds: float | None, loss: float | None) -> None:
+        """``loss`` may be any number, NaN and the infinities too."""
         allocated, reserved = self._step_peak
+        not_finite = _not_finite(loss)
         self.steps.append(
-            StepRecord(seconds=seconds, loss=loss, peak_allocated_bytes=allocated, peak_reserved_bytes=reserved)
+            StepRecord(
+                seconds=seconds,
+                loss=None if not_finite else loss,
+                not_finite=not_finite,
+                peak_allocated_bytes=allocated,
+                peak_reserved_bytes=reserved,
+            )
         )
         self._step_peak = (0, 0)
         self.read_card()
@@ -102,9 +146,15 @@ class Meter:
         return (f"backward had come as far as the gradient of {self.kinds.last_gradient}",)
 
     def step_seconds(self) -> float | None:
-        """The median step, without the first, which loads kernels and makes the optimizer's state."""
-        times = [step.seconds for step in self.steps if step.seconds is not None]
-        return statistics.median(times[1:] or times) if times else None
+        """The median step: without the first, which loads kernels and makes the optimizer's state, and without the one
+        in which the allocator was looked at, where others are left.
+        """
+        times = {n: step.seconds for n, step in enumerate(self.steps) if step.seconds is not None}
+        looked_in = self.look_in if self.fragmentation is not None else 0
+        for left_out in ({0, looked_in}, {0}, set[int]()):
+            if kept := [seconds for n, seconds in times.items() if n not in left_out]:
+                return statistics.median(kept)
+        return None
 
 
 class ModuleTrail:
@@ -216,6 +266,12 @@ class KindSizes:
     def holdings(self, workspace_bytes: int) -> Breakdown:
         most: dict[str, int] = {kind: size for kind, size in self.most.items() if kind != "workspace"}
         return Breakdown(**most, workspace=workspace_bytes)
+
+
+def _not_finite(loss: float | None) -> NotFinite | None:
+    if loss is None or math.isfinite(loss):
+        return None
+    return "nan" if math.isnan(loss) else "inf" if loss > 0 else "-inf"
 
 
 def _bytes(tensors: Any) -> int:

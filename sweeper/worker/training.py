@@ -7,7 +7,7 @@ batches, whose gradients add up.  An inference step is the batch and the forward
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -60,13 +60,16 @@ def _run_steps(
     device: Device,
     meter: Meter,
 ) -> None:
-    for step in range(spec.steps):
-        began = device.seconds()
-        loss = run_step(step, batch)
-        ended = device.seconds()
-        seconds = ended - began if began is not None and ended is not None else None
-        value = device.loss_value(loss) if loss is not None else None
-        meter.end_step(seconds=seconds, loss=None if value is None else value * spec.accumulate)
+    with ExitStack() as watching:
+        for step in range(spec.steps):
+            if step == 1:  # the first loads kernels
+                watching.enter_context(meter.watching_the_card())
+            began = device.seconds()
+            loss = run_step(step, batch)
+            ended = device.seconds()
+            seconds = ended - began if began is not None and ended is not None else None
+            value = device.loss_value(loss) if loss is not None else None
+            meter.end_step(seconds=seconds, loss=None if value is None else value * spec.accumulate)
 
 
 def _training_step(

@@ -130,7 +130,7 @@ def _measure(spec: TrialSpec, device: Device) -> Outcome | Refused:
 
 
 def _attempt(spec: TrialSpec, device: Device) -> Outcome | Refused:
-    meter = Meter(device)
+    meter = Meter(device, look_in=1 if spec.steps > 2 else 0)
     meter.card_before = device.card_memory()
     try:
         with device.session():
@@ -138,7 +138,7 @@ def _attempt(spec: TrialSpec, device: Device) -> Outcome | Refused:
                 with device.build_context():
                     workload = load(spec)
                 train(spec, workload, device, meter)
-                return _fit(spec, device, meter)
+                return _fit(spec, device, meter, workload.tokens)
             except Exception as error:
                 # Here and not outside: what the device says of itself is true only while it is still full.
                 detail = device.failure_detail(error)
@@ -149,11 +149,11 @@ def _attempt(spec: TrialSpec, device: Device) -> Outcome | Refused:
         return Refused(message=refused.message, hint=refused.hint)
 
 
-def _fit(spec: TrialSpec, device: Device, meter: Meter) -> Fit | Broken:
+def _fit(spec: TrialSpec, device: Device, meter: Meter, tokens: int | None) -> Fit | Broken:
+    """``tokens`` is how many one sample has, of models of sequences."""
     kinds = device.breakdowns() or meter.breakdowns()
     seconds = meter.step_seconds()
-    not_finite = [n for n, step in enumerate(meter.steps) if step.loss is None and step.seconds is not None]
-    notes = ("the loss was not finite" if not_finite and spec.mode == "train" else None,)
+    samples_per_second = spec.accumulate * spec.batch_size / seconds if seconds else None
     fit = Fit(
         peak_allocated_bytes=meter.peak_allocated_bytes,
         peak_reserved_bytes=meter.peak_reserved_bytes,
@@ -163,16 +163,20 @@ def _fit(spec: TrialSpec, device: Device, meter: Meter) -> Fit | Broken:
         breakdown=kinds[0] if kinds else None,
         holdings=kinds[1] if kinds else None,
         step_seconds=seconds,
-        samples_per_second=spec.batch_size * spec.accumulate / seconds if seconds else None,
+        samples_per_second=samples_per_second,
+        tokens_per_second=tokens * samples_per_second if tokens and samples_per_second else None,
         process_bytes=meter.card_peak.process_bytes if meter.card_peak else None,
         context_bytes=meter.context_bytes,
+        host_peak_bytes=device.host_peak_bytes(),
+        fragmentation=meter.fragmentation,
+        activity=meter.activity,
         allocator_retries=device.allocator_retries(),
         card_before=meter.card_before,
         card_after=device.card_memory(),
-        notes=(*(note for note in notes if note), *device.notes()),
+        notes=device.notes(),
         facts=meter.facts,
     )
-    doubt = failures.doubt(fit, has_loss=False)
+    doubt = failures.doubt(fit)
     return Broken(failure=doubt.failure, reason=doubt.reason) if doubt else fit
 
 

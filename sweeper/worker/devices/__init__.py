@@ -23,7 +23,8 @@ import torch
 from torch import nn
 
 from sweeper.cards import Card
-from sweeper.trial import Breakdown, CardMemory, DeviceReport, Phase, Precision
+from sweeper.trial import Breakdown, CardMemory, DeviceReport, Fragmentation, Phase, Precision
+from sweeper.worker.activity import Reading
 
 __all__ = [
     "Device",
@@ -119,7 +120,19 @@ class Device(ABC):
         """The driver's view of the card now, where there is a driver."""
         return None
 
+    def activity(self) -> Reading | None:
+        """How busy the card is now; None where there is no driver that could tell."""
+        return None
+
     def allocator_retries(self) -> int | None:
+        return None
+
+    def fragmentation(self) -> Fragmentation | None:
+        """The caching allocator's blocks now, where there is one; it takes longer than a step may."""
+        return None
+
+    def host_peak_bytes(self) -> int | None:
+        """The most this process has held of the machine's memory, where the device is something else."""
         return None
 
     def breakdowns(self) -> tuple[Breakdown, Breakdown] | None:

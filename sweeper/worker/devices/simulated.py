@@ -20,7 +20,7 @@ from sweeper.allocator import AllocatorConf, CachingAllocator
 from sweeper.cards import Card
 from sweeper.cards import card as find_card
 from sweeper.trace import Trace
-from sweeper.trial import Breakdown, DeviceReport, Phase, Precision
+from sweeper.trial import Breakdown, DeviceReport, Fragmentation, Phase, Precision
 from sweeper.worker.devices import Device, FailureDetail, Usage, amp_dtype, map_tensors, torchvision_version
 from sweeper.worker.tracing import (
     Ledger,
@@ -208,6 +208,14 @@ class SimulatedDevice(Device):
 
     def allocator_retries(self) -> int | None:
         return self._allocator.retries
+
+    def fragmentation(self) -> Fragmentation:
+        """As simulated: what a calibration adds to the reserved peak lies in no block."""
+        return Fragmentation(
+            allocated_bytes=self._allocator.allocated_bytes,
+            reserved_bytes=self._allocator.reserved_bytes,
+            largest_free_bytes=self._allocator.largest_free_block_bytes,
+        )
 
     def breakdowns(self) -> tuple[Breakdown, Breakdown]:
         return self._ledger.breakdowns()

@@ -59,7 +59,10 @@ def build(name: str, model_args: Mapping[str, Any], image_size: int | None) -> W
 
 
 def _check_mvit(name: str, frames: int, size: int) -> None:
-    for what, given, multiple in (("an image size", size, _MVIT_MULTIPLE), ("a number of frames", frames, _MVIT_FRAMES)):
+    for what, given, multiple in (
+        ("an image size", size, _MVIT_MULTIPLE),
+        ("a number of frames", frames, _MVIT_FRAMES),
+    ):
         if given % multiple:
             near = max(multiple, round(given / multiple) * multiple)
             raise UsageError(f"{name} needs {what} that {multiple} divides, not {given}", hint=f"the nearest is {near}")

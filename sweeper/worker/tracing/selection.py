@@ -170,16 +170,24 @@ def attention_kernel(
     """
     inputs = (query, key, value)
     fused = all(tensor.dim() == 4 for tensor in inputs)
-    if fused and has_cudnn and cudnn_attention.comes_first(
-        *inputs, mask, dropout_p=dropout_p, enable_gqa=enable_gqa, compute_capability=compute_capability
+    if (
+        fused
+        and has_cudnn
+        and cudnn_attention.comes_first(
+            *inputs, mask, dropout_p=dropout_p, enable_gqa=enable_gqa, compute_capability=compute_capability
+        )
     ):
         return "cudnn"
-    if fused and mask is None and flash_can_run(
-        *inputs,
-        dropout_p=dropout_p,
-        is_causal=is_causal,
-        enable_gqa=enable_gqa,
-        compute_capability=compute_capability,
+    if (
+        fused
+        and mask is None
+        and flash_can_run(
+            *inputs,
+            dropout_p=dropout_p,
+            is_causal=is_causal,
+            enable_gqa=enable_gqa,
+            compute_capability=compute_capability,
+        )
     ):
         return "flash"
     if fused and efficient_can_run(*inputs, enable_gqa=enable_gqa, compute_capability=compute_capability):
