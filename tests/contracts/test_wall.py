@@ -21,7 +21,9 @@ FLOORS: tuple[frozenset[str], ...] = (
             "allocator_conf",
             "belief",
             "calibration",
+            "comparison",
             "curve",
+            "difference",
             "failures",
             "failure_texts",
             "history",
@@ -36,9 +38,9 @@ FLOORS: tuple[frozenset[str], ...] = (
             "untraceable",
         }
     ),
-    frozenset({"accuracy", "calibrations", "checks", "choices", "journal", "runner", "trace_cache"}),
-    frozenset({"calibrating", "predicting", "seeding", "sweeping"}),
-    frozenset({"report", "drawing", "api"}),
+    frozenset({"accuracy", "calibrations", "checks", "choices", "journal", "runner", "trace_cache", "varying"}),
+    frozenset({"calibrating", "predicting", "questions", "seeding", "sweeping"}),
+    frozenset({"report", "drawing", "comparing", "api"}),
     frozenset({"cli", "__main__"}),
 )
 # What the worker shares with the driver: the vocabulary, and what is pure.
