@@ -18,7 +18,8 @@ from sweeper.calibration import Calibration
 from sweeper.calibrations import Calibrations
 from sweeper.checks import bytes_of, check_not_given, check_numbers, check_sizes
 from sweeper.choices import Choices, job
-from sweeper.drawing import draw, draw_timeline
+from sweeper.comparing import Comparison, compare, is_comparison, load_comparison, resume_comparison
+from sweeper.drawing import draw, draw_comparison, draw_timeline
 from sweeper.errors import UsageError, WorkerFailed
 from sweeper.journal import Journal, read_record
 from sweeper.predicting import Forecast, StepTracer, Wanted, forecasts
@@ -37,16 +38,22 @@ if TYPE_CHECKING:
 __all__ = [
     "AUTO_CARD",
     "Choices",
+    "Comparison",
     "Forecast",
     "Run",
     "calibrate",
     "calibrations",
+    "compare",
     "draw",
+    "draw_comparison",
     "draw_timeline",
+    "is_comparison",
     "load",
+    "load_comparison",
     "predict",
     "predict_all",
     "resume",
+    "resume_comparison",
     "sweep",
 ]
 

@@ -16,7 +16,7 @@ from sweeper.runner import python_command
 from sweeper.snapshot import pickled
 from sweeper.wire import to_jsonable
 
-__all__ = ["draw", "draw_timeline"]
+__all__ = ["draw", "draw_comparison", "draw_timeline"]
 
 
 def draw(folder: Path) -> None:
@@ -25,6 +25,15 @@ def draw(folder: Path) -> None:
     Raises ``FolderUnusable`` when it cannot be written.
     """
     _in_a_process(str(folder), otherwise=f"the journal is whole; try again: sweep report {folder}")
+
+
+def draw_comparison(folder: Path) -> None:
+    """Write everything that is derived from the journals of the comparison in ``folder``, its runs' own files too.
+
+    Raises ``FolderUnusable`` when it cannot be written.
+    """
+    otherwise = f"the journals are whole; try again: sweep report {folder}"
+    _in_a_process("--comparison", str(folder), otherwise=otherwise)
 
 
 def draw_timeline(found: Forecast, picture: Path) -> tuple[Path, ...]:

@@ -10,6 +10,7 @@ from click_default_group import DefaultGroup
 from sweeper import __version__
 from sweeper.cli.calibrate import calibrate
 from sweeper.cli.cards import cards
+from sweeper.cli.compare import compare
 from sweeper.cli.models import models
 from sweeper.cli.predict import predict
 from sweeper.cli.report import report
@@ -53,7 +54,7 @@ def cli() -> None:
     """
 
 
-for command in (run, predict, calibrate, cards, models, report):
+for command in (run, compare, predict, calibrate, cards, models, report):
     cli.add_command(command)
 
 
