@@ -10,27 +10,18 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from sweeper.api import Comparison, Forecast, Run, compare, load, predict, resume, sweep
+    from sweeper.api import Comparison, Difference, Forecast, Run, compare, diff, load, predict, resume, sweep
     from sweeper.errors import SweepError
 
 __all__ = [
     "Comparison",
+    "Difference",
     "Forecast",
     "Run",
     "SweepError",
     "__version__",
     "compare",
-    "load",
-    "predict",
-    "resume",
-    "sweep",
-]
-    "Comparison",
-    "Forecast",
-    "Run",
-    "SweepError",
-    "__version__",
-    "compare",
+    "diff",
     "load",
     "predict",
     "resume",

@@ -19,8 +19,9 @@ from sweeper.calibrations import Calibrations
 from sweeper.checks import bytes_of, check_not_given, check_numbers, check_sizes
 from sweeper.choices import Choices, job
 from sweeper.comparing import Comparison, compare, is_comparison, load_comparison, resume_comparison
+from sweeper.difference import Difference, difference
 from sweeper.drawing import draw, draw_comparison, draw_timeline
-from sweeper.errors import UsageError, WorkerFailed
+from sweeper.errors import FolderUnusable, UsageError, WorkerFailed
 from sweeper.journal import Journal, read_record
 from sweeper.predicting import Forecast, StepTracer, Wanted, forecasts
 from sweeper.questions import AUTO_CARD, Options, calibrations, new_folder, question, runner_for, settled
@@ -39,11 +40,13 @@ __all__ = [
     "AUTO_CARD",
     "Choices",
     "Comparison",
+    "Difference",
     "Forecast",
     "Run",
     "calibrate",
     "calibrations",
     "compare",
+    "diff",
     "draw",
     "draw_comparison",
     "draw_timeline",
@@ -245,6 +248,8 @@ def predict_all(
 
 def resume(folder: str | Path, *, observer: Observer | None = None) -> Run:
     """Go on with the sweep in ``folder``, or return it when it is finished."""
+    if is_comparison(Path(folder)):
+        raise FolderUnusable(f"{folder} holds a comparison", hint=f"go on with it: sweep compare --resume {folder}")
     with Journal.reopen(Path(folder)) as journal:
         settings = journal.record.header.settings
         with open_runner(
@@ -274,6 +279,24 @@ def _finish(journal: Journal, runner: Runner, observer: Observer | None, kept: C
     record = run_sweep(journal, runner, observer or Silent(), kept)
     draw(journal.folder)
     return Run(record, journal.folder)
+
+
+def diff(before: str | Path, after: str | Path, *, tolerance: float = 0.01) -> Difference:
+    """What changed from the run in ``before`` to the one in ``after``; ``tolerance`` is a share, 0.01 for 1 %.
+
+    Raises ``UsageError`` for runs along two axes, ``FolderUnusable`` for a folder that holds no run.
+    """
+    return difference(*(_single_run(Path(folder)) for folder in (before, after)), tolerance=tolerance)
+
+
+def _single_run(folder: Path) -> Record:
+    """Raises ``FolderUnusable`` also for a comparison, with the runs that are in it."""
+    if is_comparison(folder):
+        inside = [entry.folder for entry in load_comparison(folder).entries]
+        raise FolderUnusable(
+            f"{folder} holds a comparison of {len(inside)} runs", hint=f"name one of them, such as {folder / inside[0]}"
+        )
+    return read_record(folder)
 
 
 def load(folder: str | Path) -> Run:

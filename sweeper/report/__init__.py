@@ -33,16 +33,6 @@ __all__ = [
     "write_timeline",
     "write_whole",
 ]
-    "curve_csv",
-    "short_form",
-    "summary",
-    "to_json",
-    "trial_line",
-    "write_all",
-    "write_comparison",
-    "write_timeline",
-    "write_whole",
-]
 
 
 def write_all(record: Record, folder: Path) -> tuple[Path, ...]:

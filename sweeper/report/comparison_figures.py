@@ -30,12 +30,15 @@ _LONGEST = 44  # characters of a label beside the axes
 def curves(compared: Compared) -> "Figure":
     """Size against peak MiB, a line a combination; a ring where the largest fits, and the capacity."""
     with house_style():
-        figure, axes = _page(compared, f"largest {_sizes(compared)} that fits, by combination", _caption(compared))
+        figure, axes = _page(compared, _headline(compared), _caption(compared))
         left, bottom, _, height = axes.get_position().bounds
         axes.set_position((left, bottom, 1 - left - (_SIDE + 0.2) / _WIDTH, height))
         for number, entry in enumerate(compared.entries):
-            _line(axes, entry, number)
+            # Lines that lie on one another are all seen: the later ones are thinner.
+            _line(axes, entry, number, thin=1 - 0.6 * number / max(1, len(compared.entries) - 1))
         _capacities(axes, compared)
+        if compared.common_size is not None:
+            axes.axvline(compared.common_size, color="#999999", linewidth=1, linestyle=":", zorder=0.5)
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
         axes.set_xlabel(sweep_axes.words(compared.axis).size + (" size" if compared.axis == "batch" else ""))
@@ -55,7 +58,7 @@ def breakdowns(compared: Compared) -> "Figure | None":
         return None
     with house_style():
         at = f"{sweep_axes.words(compared.axis).size} {size:,}"
-        figure, axes = _page(compared, f"where the memory is, at {at}", f"at the moment of each peak, at {at}")
+        figure, axes = _page(compared, f"where the memory is, at {at}", "at the moment of each peak")
         bottom, height = axes.get_position().y0, axes.get_position().height
         axes.set_position((_SIDE / _WIDTH, bottom, 1 - (_SIDE + 0.3) / _WIDTH, height))
         base = [0.0] * len(found)
@@ -85,13 +88,13 @@ def _page(compared: Compared, headline: str, caption: str | None) -> "tuple[Figu
     return new_page(shorten(subject(compared), 100), headline, caption, stamp, width=_WIDTH)
 
 
-def _line(axes: "Axes", entry: Entry, number: int) -> None:
+def _line(axes: "Axes", entry: Entry, number: int, *, thin: float) -> None:
     fits = [point for point in entry.record.curve if point.outcome == "fit"]
     label = drawable(f"{shorten(entry.label, _LONGEST)}: {result_words(entry)}")
     color, marker = _COLORS[number % len(_COLORS)], _MARKERS[number % len(_MARKERS)]
     axes.plot(
         [point.size for point in fits], [point.peak_reserved_bytes / MIB for point in fits], label=label,
-        color=color, marker=marker, markersize=4.5, linewidth=1.4,
+        color=color, marker=marker, markersize=9 * thin, markerfacecolor="white", linewidth=3.6 * thin,
         linestyle=_DASHES[number // len(_COLORS) % len(_DASHES)],
     )  # fmt: skip
     if (best := entry.at(entry.largest)) is not None:
@@ -120,15 +123,21 @@ def _capacities(axes: "Axes", compared: Compared) -> None:
             )
 
 
+def _headline(compared: Compared) -> str:
+    """The answers in a line: ``the largest batch that fits: 265 to 1,011``."""
+    found = sorted(entry.largest for entry in compared.entries if entry.largest is not None)
+    largest = f"the {sweep_axes.words(compared.axis).largest} that fits"
+    if not found:
+        return f"{largest}: none"
+    return f"{largest}: {found[0]:,}" + (f" to {found[-1]:,}" if found[-1] > found[0] else "")
+
+
 def _caption(compared: Compared) -> str:
     rings = "a ring marks the largest that was run and fitted"
     if compared.common_size is None:
         return rings
-    return f"{rings}; compared at {sweep_axes.words(compared.axis).size} {compared.common_size:,}"
-
-
-def _sizes(compared: Compared) -> str:
-    return sweep_axes.words(compared.axis).size
+    size = sweep_axes.words(compared.axis).size
+    return f"{rings}; the dotted line is where they are compared, {size} {compared.common_size:,}"
 
 
 def _on_cpu(compared: Compared) -> bool:

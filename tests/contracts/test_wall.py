@@ -101,10 +101,14 @@ def test_the_driver_starts_without_torch_or_matplotlib(statement: str) -> None:
 
 def test_the_public_names_are_exactly_these() -> None:
     assert sorted(sweeper.__all__) == [
+        "Comparison",
+        "Difference",
         "Forecast",
         "Run",
         "SweepError",
         "__version__",
+        "compare",
+        "diff",
         "load",
         "predict",
         "resume",
