@@ -10,10 +10,23 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from sweeper.api import Forecast, Run, load, predict, resume, sweep
+    from sweeper.api import Comparison, Difference, Forecast, Run, compare, diff, load, predict, resume, sweep
     from sweeper.errors import SweepError
 
-__all__ = ["Forecast", "Run", "SweepError", "__version__", "load", "predict", "resume", "sweep"]
+__all__ = [
+    "Comparison",
+    "Difference",
+    "Forecast",
+    "Run",
+    "SweepError",
+    "__version__",
+    "compare",
+    "diff",
+    "load",
+    "predict",
+    "resume",
+    "sweep",
+]
 
 
 def __getattr__(name: str) -> Any:

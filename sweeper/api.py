@@ -3,41 +3,35 @@
 Importing this brings in neither torch nor matplotlib; a sweep starts a worker that does.
 """
 
-import contextlib
 import dataclasses
 import os
-import platform
-import re
-import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sweeper import calibrating, cards
 from sweeper.accuracy import accuracy
 from sweeper.allocator_conf import AllocatorConf
-from sweeper.axes import at_size
 from sweeper.calibration import Calibration
 from sweeper.calibrations import Calibrations
-from sweeper.calibrations import default_folder as calibrations_folder
-from sweeper.checks import bytes_of, check_device, check_not_given, check_numbers, check_sizes, sizes_of
-from sweeper.choices import Choices, check_choices, job
-from sweeper.cost import Schedule
-from sweeper.drawing import draw, draw_timeline
-from sweeper.errors import UnknownName, UsageError, WorkerFailed
+from sweeper.checks import bytes_of, check_not_given, check_numbers, check_sizes
+from sweeper.choices import Choices, job
+from sweeper.comparing import Comparison, compare, is_comparison, load_comparison, resume_comparison
+from sweeper.difference import Difference, difference
+from sweeper.drawing import draw, draw_comparison, draw_timeline
+from sweeper.errors import FolderUnusable, UsageError, WorkerFailed
 from sweeper.journal import Journal, read_record
 from sweeper.model_names import modules_of
 from sweeper.predicting import Forecast, StepTracer, Wanted, forecasts
-from sweeper.prices import CostQuestion, cost_question
-from sweeper.record import CurvePoint, Header, Record, Settings
+from sweeper.prices import cost_question
+from sweeper.questions import AUTO_CARD, Options, calibrations, new_folder, question, runner_for, settled
+from sweeper.record import CurvePoint, Record
 from sweeper.runner import Runner, open_runner
-from sweeper.sizing import settle
-from sweeper.sweeping import Observer, Silent, describe, run_sweep
+from sweeper.sweeping import Observer, Silent, run_sweep
 from sweeper.trace_cache import TraceCache, default_folder
-from sweeper.trial import Describe, DeviceReport, TrialSpec
+from sweeper.trial import TrialSpec
 from sweeper.units import format_bytes
 
 if TYPE_CHECKING:
@@ -47,22 +41,27 @@ if TYPE_CHECKING:
 __all__ = [
     "AUTO_CARD",
     "Choices",
+    "Comparison",
+    "Difference",
     "Forecast",
     "Run",
     "calibrate",
     "calibrations",
+    "compare",
+    "diff",
     "draw",
+    "draw_comparison",
     "draw_timeline",
+    "is_comparison",
     "load",
+    "load_comparison",
     "predict",
     "predict_all",
     "resume",
+    "resume_comparison",
     "sweep",
 ]
 
-# What `auto` simulates on a machine without a GPU: a card that many students have.
-AUTO_CARD = "rtx4060"
-_CONFIRM_SIMULATED, _CONFIRM_REAL = 1, 2
 _TRACE_TIMEOUT_S = 600.0
 
 
@@ -175,62 +174,41 @@ def sweep(
     ``CalibrationUnusable`` for what is kept of the card, ``FolderUnusable`` or ``FolderInUse`` for the folder,
     ``WorkerFailed`` when no worker starts.  A trial that breaks does not raise: see ``Run.record.broken``.
     """
-    sizes = sizes_of(
-        axis, min_batch=min_batch, max_batch=max_batch, batches=batches, min_size=min_size, max_size=max_size, step=step
-    )
-    spec = dataclasses.replace(job(model, choices), device=device, memory_limit_bytes=bytes_of(memory_limit))
-    check_not_given(spec, axis)
-    spec = at_size(spec, axis, sizes.first)
-    if isolation not in ("fork", "spawn"):
-        raise UnknownName("isolation", isolation, ("fork", "spawn"), listing="fork and spawn exist")
-    check_numbers(confirm=confirm, points=points, margin=margin, round_to=round_to, timeout_s=timeout_s)
-    cost = cost_question(price, samples, epochs)
-    kept = calibrations(calibration)
-    spec = _as_calibrated(spec, kept)
-    check_device(spec)
-    check_choices(spec)
-    _check_cost(cost, spec)
-    host_limit = bytes_of(host_memory_limit)
-    with contextlib.ExitStack() as stack:
-        runner = stack.enter_context(
-            open_runner(
-                isolation,
-                timeout_s=timeout_s,
-                host_memory_limit_bytes=host_limit,
-                preload=modules_of(spec.model, spec.config),
-            )
-        )
-        if spec.device == "auto":
-            spec = _as_calibrated(dataclasses.replace(spec, device=_choose_device(runner)), kept)
-            check_choices(spec)
-            _check_cost(cost, spec)
-            (observer or Silent()).chose(spec.device)
-        if confirm is None:
-            confirm = _CONFIRM_SIMULATED if spec.device.startswith("sim:") else _CONFIRM_REAL
-        settings = Settings(
-            floor=sizes.first if sizes.floor is None else sizes.floor,
-            cap=sizes.cap,
-            step=sizes.step or 1,
+    asked = question(
+        model,
+        Options(
+            max_batch=max_batch,
+            min_batch=min_batch,
+            batches=batches,
+            axis=axis,
+            min_size=min_size,
+            max_size=max_size,
+            step=step,
+            target_batch=target_batch,
+            device=device,
+            memory_limit=memory_limit,
             confirm=confirm,
             points=points,
             margin=margin,
             round_to=round_to,
-            sizes=sizes.listed,
-            timeout_s=timeout_s,
-            isolation=isolation,  # type: ignore[arg-type]
             predict=predict,
-            host_memory_limit_bytes=host_limit,
-            axis=axis,
-            target_batch=target_batch,
             calibration=calibration,
-            schedule=_schedule(cost, spec, runner),
-        )
-        spec, settings = settle(runner, spec, settings, sizes)
-        header = _header(spec, settings, command)
-        path = Path(folder) if folder is not None else _new_folder(header)
+            price=price,
+            samples=samples,
+            epochs=epochs,
+            timeout_s=timeout_s,
+            isolation=isolation,
+            host_memory_limit=host_memory_limit,
+            **choices,
+        ),
+    )
+    with runner_for(asked) as runner:
+        asked = settled(asked, runner, observer or Silent())
+        header = asked.header(command)
+        path = Path(folder) if folder is not None else new_folder(header.spec.model, header.spec.device)
         with Journal.create(path, header) as journal:
             try:
-                return _finish(journal, runner, observer, kept)
+                return _finish(journal, runner, observer, calibrations(calibration))
             except (UsageError, WorkerFailed):
                 if not journal.record.trials:
                     journal.discard()
@@ -290,6 +268,8 @@ def predict_all(
 
 def resume(folder: str | Path, *, observer: Observer | None = None) -> Run:
     """Go on with the sweep in ``folder``, or return it when it is finished."""
+    if is_comparison(Path(folder)):
+        raise FolderUnusable(f"{folder} holds a comparison", hint=f"go on with it: sweep compare --resume {folder}")
     with Journal.reopen(Path(folder)) as journal:
         spec, settings = journal.record.header.spec, journal.record.header.settings
         with open_runner(
@@ -315,25 +295,29 @@ def calibrate(
     return found, calibrations().put(found)
 
 
-def calibrations(used: bool = True) -> Calibrations:
-    """What is kept of this user's cards; none of it unless it is ``used``."""
-    return Calibrations(calibrations_folder() if used else None)
-
-
-def _as_calibrated(spec: TrialSpec, kept: Calibrations) -> TrialSpec:
-    """``spec`` with the card to simulate, where its card was calibrated."""
-    kind, _, name = spec.device.partition(":")
-    if kind != "sim" or not name:
-        return spec
-    card = kept.card(name)
-    return dataclasses.replace(spec, device=f"sim:{card.name}", card=card) if card.calibrated else spec
-
-
 def _finish(journal: Journal, runner: Runner, observer: Observer | None, kept: Calibrations) -> Run:
     """Run to the end, then derive the files that a person opens."""
     record = run_sweep(journal, runner, observer or Silent(), kept)
     draw(journal.folder)
     return Run(record, journal.folder)
+
+
+def diff(before: str | Path, after: str | Path, *, tolerance: float = 0.01) -> Difference:
+    """What changed from the run in ``before`` to the one in ``after``; ``tolerance`` is a share, 0.01 for 1 %.
+
+    Raises ``UsageError`` for runs along two axes, ``FolderUnusable`` for a folder that holds no run.
+    """
+    return difference(*(_single_run(Path(folder)) for folder in (before, after)), tolerance=tolerance)
+
+
+def _single_run(folder: Path) -> Record:
+    """Raises ``FolderUnusable`` also for a comparison, with the runs that are in it."""
+    if is_comparison(folder):
+        inside = [entry.folder for entry in load_comparison(folder).entries]
+        raise FolderUnusable(
+            f"{folder} holds a comparison of {len(inside)} runs", hint=f"name one of them, such as {folder / inside[0]}"
+        )
+    return read_record(folder)
 
 
 def load(
@@ -349,44 +333,6 @@ def load(
             raise UsageError(f"no trial of {folder} was run yet", hint=f"go on with it: sweep --resume {folder}")
         record = record.with_schedule(cost.on(record.device))
     return Run(record, Path(folder))
-
-
-def _check_cost(cost: CostQuestion | None, spec: TrialSpec) -> None:
-    if cost is not None:
-        cost.check(spec.device)
-
-
-def _schedule(cost: CostQuestion | None, spec: TrialSpec, runner: Runner) -> Schedule | None:
-    """What was asked, on the device that is there: a list price depends on it."""
-    if cost is None:
-        return None
-    if not cost.listed:
-        return cost.given()
-    with tempfile.TemporaryDirectory() as scratch:
-        return cost.on(describe(runner, spec, Path(scratch) / "device"))
-
-
-def _choose_device(runner: Runner) -> str:
-    """What ``auto`` is here: the GPU if torch can use one, else a simulated card."""
-    if _driver_sees_gpu():
-        # The driver alone cannot tell whether this torch can use it.
-        with tempfile.TemporaryDirectory() as scratch:
-            if isinstance(runner.run(Describe(device="cuda"), Path(scratch) / "auto"), DeviceReport):
-                return "cuda"
-    return f"sim:{AUTO_CARD}"
-
-
-def _driver_sees_gpu() -> bool:
-    """Whether a GPU driver is on this machine: NVML answers, or the ROCm kernel driver's file is there."""
-    if Path("/dev/kfd").exists():
-        return True
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        return int(pynvml.nvmlDeviceGetCount()) > 0
-    except pynvml.NVMLError:
-        return False
 
 
 def _card_of(name: str | None, budget_bytes: int | None, kept: Calibrations) -> cards.Card:
@@ -442,34 +388,3 @@ def _forecasts(
     ):
         tracer = StepTracer(runner, Path(scratch) / "trace", cache=kept, on_trace=on_trace)
         return list(forecasts(spec, on, wanted, tracer, conf))
-
-
-def _header(spec: TrialSpec, settings: Settings, command: Sequence[str]) -> Header:
-    from sweeper import __version__
-
-    return Header(
-        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        command=tuple(command),
-        spec=spec,
-        settings=settings,
-        sweeper=__version__,
-        python=platform.python_version(),
-        platform=f"{platform.system()} {platform.release()} {platform.machine()} {sys.implementation.name}",
-    )
-
-
-def _new_folder(header: Header) -> Path:
-    when = datetime.now().strftime("%Y%m%d-%H%M%S")
-    # my/model.py:factory is model.py-factory; what a shell would want quoted goes.
-    model = re.sub(r"[^\w.+-]+", "-", header.spec.model.rpartition("/")[2])
-    name = f"{when}-{model}-{header.spec.device.replace(':', '-')}"
-    return next(path for path in _numbered(Path("results") / name) if not path.exists())
-
-
-def _numbered(path: Path) -> Iterator[Path]:
-    """``path``, then ``path-2``, ``path-3``: for sweeps that begin in the same second."""
-    yield path
-    number = 2
-    while True:
-        yield path.with_name(f"{path.name}-{number}")
-        number += 1

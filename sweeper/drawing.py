@@ -17,7 +17,7 @@ from sweeper.runner import python_command
 from sweeper.snapshot import pickled
 from sweeper.wire import to_jsonable
 
-__all__ = ["draw", "draw_timeline"]
+__all__ = ["draw", "draw_comparison", "draw_timeline"]
 
 
 def draw(folder: Path, schedule: Schedule | None = None) -> None:
@@ -28,6 +28,15 @@ def draw(folder: Path, schedule: Schedule | None = None) -> None:
     """
     asked = () if schedule is None else ("--schedule", json.dumps(to_jsonable(schedule)))
     _in_a_process(*asked, str(folder), otherwise=f"the journal is whole; try again: sweep report {folder}")
+
+
+def draw_comparison(folder: Path) -> None:
+    """Write everything that is derived from the journals of the comparison in ``folder``, its runs' own files too.
+
+    Raises ``FolderUnusable`` when it cannot be written.
+    """
+    otherwise = f"the journals are whole; try again: sweep report {folder}"
+    _in_a_process("--comparison", str(folder), otherwise=otherwise)
 
 
 def draw_timeline(found: Forecast, picture: Path) -> tuple[Path, ...]:

@@ -68,6 +68,14 @@ class Probed:
         """Raise ``ValueError`` when ``size`` can never be asked for."""
         raise NotImplementedError
 
+    def takes(self, size: int) -> bool:
+        """Whether ``size`` is one that could be asked for."""
+        try:
+            self._check(size)
+        except ValueError:
+            return False
+        return True
+
     @cached_property
     def tally(self) -> Tally:
         return Tally(self.probes)

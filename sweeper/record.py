@@ -51,7 +51,7 @@ __all__ = [
     "TrialRecord",
 ]
 
-Purpose = Literal["curve", "boundary", "confirm", "recommended", "listed", "repeat", "retry"]
+Purpose = Literal["curve", "boundary", "confirm", "recommended", "listed", "repeat", "retry", "compared"]
 
 # torch.nn.functional._verify_batch_size, torch 2.14: batch norm over one value a channel.  At batch 1 some models
 # cannot be trained at all, or not on small images, whatever the memory; that is no fault of theirs, and no boundary.

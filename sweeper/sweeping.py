@@ -7,6 +7,7 @@ finished just before the driver died.  Its result is adopted, so that no trial i
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Protocol
@@ -34,7 +35,7 @@ from sweeper.trial import (
 )
 from sweeper.wire import WireError
 
-__all__ = ["Observer", "Silent", "describe", "run_sweep"]
+__all__ = ["Observer", "Silent", "begin_sweep", "describe", "run_sweep"]
 
 _NONE_KEPT = Calibrations(None)
 
@@ -67,8 +68,14 @@ class Silent:
     def ended(self, record: Record, trial: TrialRecord) -> None: ...
 
 
-def run_sweep(journal: Journal, runner: Runner, observer: Observer, calibrations: Calibrations = _NONE_KEPT) -> Record:
-    """Take the sweep in ``journal`` to its end and return it.
+def run_sweep(
+    journal: Journal,
+    runner: Runner,
+    observer: Observer,
+    calibrations: Calibrations = _NONE_KEPT,
+    also: Sequence[int] = (),
+) -> Record:
+    """Take the sweep in ``journal`` to its end and return it; then run each size of ``also`` that it had no need of.
 
     The calibration of a GPU is looked up among ``calibrations`` when the sweep begins; from then on the journal has it.
     Raises ``WorkerFailed`` when no worker runs, ``UsageError`` when the device cannot do what is asked.  Trials that
@@ -76,13 +83,10 @@ def run_sweep(journal: Journal, runner: Runner, observer: Observer, calibrations
     """
     trials = journal.folder / "trials"
     observer.opened(journal.folder)
-    if journal.record.device is None:
-        seed = _begin(journal, runner, trials, calibrations)
-    else:
-        seed = _begun(journal.record, runner, trials)
+    seed = begin_sweep(journal, runner, calibrations)
     assert journal.record.device is not None
     observer.described(journal.record.device, journal.record.prediction)
-    while (asked := journal.record.next_trial()) is not None:
+    while (asked := journal.record.next_trial() or _besides(journal.record, also)) is not None:
         observer.started(journal.record, asked)
         trial = _run_trial(journal.record, asked, runner, trials)
         if seed is not None and not asked.withheld_bytes:
@@ -90,6 +94,26 @@ def run_sweep(journal: Journal, runner: Runner, observer: Observer, calibrations
         journal.add(trial)
         observer.ended(journal.record, trial)
     return journal.record
+
+
+def begin_sweep(journal: Journal, runner: Runner, calibrations: Calibrations = _NONE_KEPT) -> Seed | None:
+    """Write down what the device is and what is predicted, where that is not done, and run no trial.
+
+    Returns what says what is to be expected of each trial on a GPU.  Raises as ``run_sweep`` does.
+    """
+    trials = journal.folder / "trials"
+    if journal.record.device is None:
+        return _begin(journal, runner, trials, calibrations)
+    return _begun(journal.record, runner, trials)
+
+
+def _besides(record: Record, sizes: Sequence[int]) -> NextTrial | None:
+    """The first of ``sizes`` that was not run and can be, of a sweep that came to its end."""
+    if record.broken is not None:
+        return None
+    ran = {point.size for point in record.curve}
+    size = next((size for size in sizes if size not in ran and record.search.takes(size)), None)
+    return None if size is None else NextTrial(number=len(record.trials) + 1, size=size, purpose="compared")
 
 
 def describe(runner: Runner, spec: TrialSpec, folder: Path) -> DeviceReport:

@@ -3,6 +3,7 @@
 import contextlib
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -11,10 +12,10 @@ import click
 
 from sweeper.prediction import Prediction
 from sweeper.record import NextTrial, Record, TrialRecord
-from sweeper.report import text
+from sweeper.report import text, words
 from sweeper.trial import DeviceReport
 
-__all__ = ["Bar", "Lines", "Quiet"]
+__all__ = ["Bar", "CompareBar", "CompareLines", "Lines", "Quiet"]
 
 _REFRESH_S = 0.5
 
@@ -98,3 +99,27 @@ class Bar(Lines):
         while not self._stopped.wait(_REFRESH_S):
             with contextlib.suppress(ValueError):  # stderr closed under us
                 self._bar.refresh()
+
+
+class CompareLines(Lines):
+    """The lines of each sweep of a comparison, under one that says which it is."""
+
+    _count = 0
+
+    def planned(self, folder: Path, labels: Sequence[str]) -> None:
+        self.folder, self._count = folder, len(labels)
+
+    def beginning(self, number: int, label: str) -> None: ...
+
+    def running(self, number: int, label: str) -> None:
+        self._write(f"[{number} of {self._count}] {words.printable(label)}")
+
+    def opened(self, folder: Path) -> None:
+        """The folder to go on with is the comparison's."""
+
+
+class CompareBar(CompareLines, Bar):
+    """The same, above the bar."""
+
+    def beginning(self, number: int, label: str) -> None:
+        self._bar.set_description_str(f"tracing {number} of {self._count}: {words.printable(label)}")

@@ -16,7 +16,7 @@ from sweeper.cli.progress import Bar, Lines, Quiet
 from sweeper.errors import UsageError
 from sweeper.report import text
 
-__all__ = ["run"]
+__all__ = ["ANSWERED", "BROKE", "INTERRUPTED", "NOTHING_FITS", "run", "use_color"]
 
 ANSWERED, NOTHING_FITS, BROKE, INTERRUPTED = 0, 1, 3, 130
 
@@ -91,7 +91,7 @@ def run(
     """Find and prove the largest batch that fits (the default command)."""
     if as_json and quiet:
         raise UsageError("--json and --quiet print different things", hint="give one of them")
-    _use_color(context, color)
+    use_color(context, color)
     progress = Quiet() if quiet else Bar() if sys.stderr.isatty() else Lines()
     if resume is not None:
         _refuse_with_resume(context)
@@ -127,7 +127,7 @@ def _print(found: api.Run, *, as_json: bool, quiet: bool) -> None:
     click.echo(text.summary(found.record, folder=found.folder, color=sys.stdout.isatty() if color is None else color))
 
 
-def _use_color(context: click.Context, color: bool | None) -> None:
+def use_color(context: click.Context, color: bool | None) -> None:
     """NO_COLOR and TERM=dumb are honoured unless the flag says otherwise (no-color.org)."""
     if color is None and (os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"):
         color = False

@@ -1,8 +1,8 @@
 """What a person or a program sees of a run: a record in, a string or a Figure out.
 
 ``text`` for terminals, ``html`` for notebooks, ``export`` for programs, ``figures`` for paper; ``forecasts`` and
-``timeline`` the same of what is predicted.  Nothing here prints, and nothing here writes but ``write_all`` and
-``write_timeline``; everything they write can be made again.
+``timeline`` the same of what is predicted.  Nothing here prints, and nothing here writes but ``write_all``,
+``write_comparison`` and ``write_timeline``; everything they write can be made again.
 """
 
 import json
@@ -19,9 +19,20 @@ from sweeper.report.html import short_form
 from sweeper.report.text import summary, trial_line
 
 if TYPE_CHECKING:
+    from sweeper.comparison import Compared
     from sweeper.report.timeline import Timeline
 
-__all__ = ["curve_csv", "short_form", "summary", "to_json", "trial_line", "write_all", "write_timeline", "write_whole"]
+__all__ = [
+    "curve_csv",
+    "short_form",
+    "summary",
+    "to_json",
+    "trial_line",
+    "write_all",
+    "write_comparison",
+    "write_timeline",
+    "write_whole",
+]
 
 
 def write_all(record: Record, folder: Path) -> tuple[Path, ...]:
@@ -37,6 +48,30 @@ def write_all(record: Record, folder: Path) -> tuple[Path, ...]:
         what="the report",
         hint="make room or choose another folder; the journal is untouched, and `sweep report` draws from it",
     )
+
+
+def write_comparison(compared: "Compared", folder: Path) -> tuple[Path, ...]:
+    """Write ``compared``'s derived files into ``folder``, and those of each of its runs that began; return their paths.
+
+    ``compare.json``, ``compare.csv``, ``compare.png``, ``compare.svg``; ``breakdowns.png`` and ``breakdowns.svg`` where
+    the kinds are known at the common size.  Raises ``FolderUnusable``.
+    """
+    from sweeper.report import comparison, comparison_figures, page
+
+    files = {
+        "compare.json": (json.dumps(comparison.to_json(compared, folder), indent=1, allow_nan=False) + "\n").encode(),
+        "compare.csv": comparison.table_csv(compared).encode(),
+    }
+    drawn = (("compare", comparison_figures.curves(compared)), ("breakdowns", comparison_figures.breakdowns(compared)))
+    for name, figure in drawn:
+        if figure is not None:
+            files |= {f"{name}.png": page.render(figure, "png"), f"{name}.svg": page.render(figure, "svg")}
+    written: list[Path] = []
+    for entry in compared.entries:
+        if entry.record.device is not None:
+            written += write_all(entry.record, folder / entry.folder)
+    hint = "make room or choose another folder; the journals are untouched, and `sweep report` draws from them"
+    return (*written, *write_whole(folder, files, what="the comparison", hint=hint))
 
 
 def write_timeline(shown: "Timeline", picture: Path) -> tuple[Path, ...]:

@@ -2,6 +2,7 @@
 
     python -m sweeper.report FOLDER                         the files of the run in FOLDER
     python -m sweeper.report --schedule JSON FOLDER         the same, with the cost of this schedule
+    python -m sweeper.report --comparison FOLDER            the files of the comparison in FOLDER, and of its runs
     python -m sweeper.report --timeline DATA.json FILE.png  FILE.png and FILE.svg, of what DATA.json says is drawn
 
 Drawing takes matplotlib, and matplotlib takes more memory than the whole driver may have.  Exits 0, or 2 with the
@@ -12,10 +13,11 @@ import json
 import sys
 from pathlib import Path
 
+from sweeper.comparing import load_comparison
 from sweeper.cost import Schedule
 from sweeper.errors import SweepError
 from sweeper.journal import read_record
-from sweeper.report import write_all, write_timeline
+from sweeper.report import write_all, write_comparison, write_timeline
 from sweeper.report.timeline import Timeline
 from sweeper.wire import from_jsonable
 
@@ -29,6 +31,8 @@ def main(*arguments: str) -> int:
             case "--schedule", schedule, folder:
                 record = read_record(Path(folder)).with_schedule(from_jsonable(Schedule, json.loads(schedule)))
                 write_all(record, Path(folder))
+            case "--comparison", folder:
+                write_comparison(load_comparison(Path(folder)).compared, Path(folder))
             case (folder,):
                 write_all(read_record(Path(folder)), Path(folder))
             case _:

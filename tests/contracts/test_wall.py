@@ -22,8 +22,10 @@ FLOORS: tuple[frozenset[str], ...] = (
             "architectures",
             "belief",
             "calibration",
+            "comparison",
             "cost",
             "curve",
+            "difference",
             "failures",
             "failure_texts",
             "history",
@@ -40,9 +42,11 @@ FLOORS: tuple[frozenset[str], ...] = (
             "untraceable",
         }
     ),
-    frozenset({"accuracy", "calibrations", "checks", "choices", "journal", "prices", "runner", "trace_cache"}),
-    frozenset({"calibrating", "predicting", "seeding", "sizing", "sweeping"}),
-    frozenset({"report", "drawing", "api"}),
+    frozenset(
+        {"accuracy", "calibrations", "checks", "choices", "journal", "prices", "runner", "trace_cache", "varying"}
+    ),
+    frozenset({"calibrating", "predicting", "questions", "seeding", "sizing", "sweeping"}),
+    frozenset({"report", "drawing", "comparing", "api"}),
     frozenset({"cli", "__main__"}),
 )
 # What the worker shares with the driver: the vocabulary, and what is pure.
@@ -105,10 +109,14 @@ def test_the_driver_starts_without_torch_or_matplotlib(statement: str) -> None:
 
 def test_the_public_names_are_exactly_these() -> None:
     assert sorted(sweeper.__all__) == [
+        "Comparison",
+        "Difference",
         "Forecast",
         "Run",
         "SweepError",
         "__version__",
+        "compare",
+        "diff",
         "load",
         "predict",
         "resume",

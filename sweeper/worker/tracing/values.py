@@ -148,9 +148,7 @@ class Values:
         if func in _OF_A_SHAPE:
             shaped = torch.empty((), dtype=args[0].dtype, device="cpu").expand(args[0].shape)
             args, operands = (shaped, *args[1:]), []
-        elif any(self.of(tensor) is None for tensor in operands):
-            return None
-        elif not operands and not _makes(func):
+        elif any(self.of(tensor) is None for tensor in operands) or (not operands and not _makes(func)):
             return None
         on_host = {name: self._on_host(value) for name, value in kwargs.items()}
         if kwargs.get("device") is not None or _makes(func):
