@@ -245,7 +245,7 @@ def predict_host(traces: Traces, *, budget_bytes: int, cap: int, floor: int = 1,
     points: dict[int, PredictedPoint] = {}
 
     def fits(size: int) -> bool:
-        points[size] = _host_point(traces.at(size))
+        points[size] = _host_point(size, traces.at(size))
         return points[size].peak_allocated_bytes <= budget_bytes
 
     largest, refused = _boundary(fits, floor=floor, cap=cap, step=step)
@@ -253,7 +253,7 @@ def predict_host(traces: Traces, *, budget_bytes: int, cap: int, floor: int = 1,
     return Prediction(
         max_batch=largest,
         peak_bytes_at_max=None if largest is None else points[largest].peak_allocated_bytes,
-        points=tuple(points.get(size) or _host_point(traces.at(size)) for size in sizes),
+        points=tuple(points.get(size) or _host_point(size, traces.at(size)) for size in sizes),
         failure=None,
         method="live bytes",
     )
@@ -317,15 +317,15 @@ def _point(size: int, uncapped: Replay) -> PredictedPoint:
     )
 
 
-def _host_point(trace: Trace) -> PredictedPoint:
+def _host_point(size: int, trace: Trace) -> PredictedPoint:
     kinds = [trace.labels[label].kind for label in trace.labels_of]
     held = [
-        0 if kind == "workspace" else -(-size // _HOST_ALIGNMENT_BYTES) * _HOST_ALIGNMENT_BYTES
-        for size, kind in zip(trace.sizes, kinds, strict=True)
+        0 if kind == "workspace" else -(-asked // _HOST_ALIGNMENT_BYTES) * _HOST_ALIGNMENT_BYTES
+        for asked, kind in zip(trace.sizes, kinds, strict=True)
     ]
     at_peak, _, event = replayed_breakdowns(trace.events, held, kinds)
     return PredictedPoint(
-        size=trace.batch_size,
+        size=size,
         peak_allocated_bytes=at_peak.total_bytes,
         peak_reserved_bytes=at_peak.total_bytes,
         breakdown=at_peak,
