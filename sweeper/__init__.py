@@ -10,10 +10,21 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from sweeper.api import Forecast, Run, load, predict, resume, sweep
+    from sweeper.api import Forecast, Frontier, Run, frontier, load, predict, resume, sweep
     from sweeper.errors import SweepError
 
-__all__ = ["Forecast", "Run", "SweepError", "__version__", "load", "predict", "resume", "sweep"]
+__all__ = [
+    "Forecast",
+    "Frontier",
+    "Run",
+    "SweepError",
+    "__version__",
+    "frontier",
+    "load",
+    "predict",
+    "resume",
+    "sweep",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -20,18 +20,28 @@ from sweeper import calibrating, cards
 from sweeper.accuracy import accuracy
 from sweeper.allocator_conf import AllocatorConf
 from sweeper.axes import at_size
+from sweeper.boundary import Frontier, MeasuredPoint
 from sweeper.calibration import Calibration
 from sweeper.calibrations import Calibrations
 from sweeper.calibrations import default_folder as calibrations_folder
-from sweeper.checks import bytes_of, check_device, check_not_given, check_numbers, check_sizes, sizes_of
+from sweeper.charting import Asked, chart, fitted_to, measure
+from sweeper.checks import (
+    bytes_of,
+    check_device,
+    check_lengths,
+    check_not_given,
+    check_numbers,
+    check_sizes,
+    sizes_of,
+)
 from sweeper.choices import Choices, check_choices, job
-from sweeper.drawing import draw, draw_timeline
+from sweeper.drawing import draw, draw_frontier, draw_timeline
 from sweeper.errors import UnknownName, UsageError, WorkerFailed
 from sweeper.journal import Journal, read_record
 from sweeper.predicting import Forecast, StepTracer, Wanted, forecasts
 from sweeper.record import CurvePoint, Header, Record, Settings
 from sweeper.runner import Runner, open_runner
-from sweeper.sweeping import Observer, Silent, run_sweep
+from sweeper.sweeping import Observer, Silent, describe, run_sweep
 from sweeper.trace_cache import TraceCache, default_folder
 from sweeper.trial import Describe, DeviceReport, TrialSpec
 from sweeper.units import format_bytes
@@ -44,11 +54,13 @@ __all__ = [
     "AUTO_CARD",
     "Choices",
     "Forecast",
+    "Frontier",
     "Run",
     "calibrate",
     "calibrations",
     "draw",
     "draw_timeline",
+    "frontier",
     "load",
     "predict",
     "predict_all",
@@ -257,6 +269,64 @@ def predict_all(
     return tuple(sorted(found, key=lambda one: (one.max_batch or 0, one.capacity_bytes, one.card.name)))
 
 
+def frontier(
+    model: str,
+    *,
+    max_batch: int = 64,
+    max_seq_len: int | None = None,
+    min_seq_len: int | None = None,
+    step: int | None = None,
+    device: str = "auto",
+    memory_limit: int | str | None = None,
+    measure_points: int = 0,
+    timeout_s: float = 600.0,
+    folder: str | Path | None = None,
+    cache: bool = True,
+    calibration: bool = True,
+    on_device: Callable[[str], None] | None = None,
+    on_trace: Callable[[TrialSpec, str], None] | None = None,
+    on_trial: Callable[[MeasuredPoint], None] | None = None,
+    **choices: "Unpack[Choices]",
+) -> tuple[Frontier, Path]:
+    """Say what the largest batch is at each sequence length; returns the ``Frontier`` and the folder of its files.
+
+    Lengths are the multiples of ``step`` from ``min_seq_len`` to ``max_seq_len``, by default as many as the model has
+    positions; batches go up to ``max_batch``.  All of it is predicted; ``measure_points`` of it, spread along the
+    boundary, are run as trials on ``device``, on both sides.  ``folder`` defaults to a new one in ``results/``; the
+    same question in the same folder runs no trial twice.  ``on_device`` is told what ``auto`` came to; the rest is as
+    in ``sweep`` and ``predict``, and so is what is raised.
+    """
+    spec = dataclasses.replace(job(model, choices), device=device, memory_limit_bytes=bytes_of(memory_limit))
+    check_not_given(spec, "batch")
+    check_not_given(spec, "seq-len")
+    check_sizes(min_batch=1, max_batch=max_batch, batches=())
+    check_lengths(shortest=min_seq_len, longest=max_seq_len, step=step, measured=measure_points)
+    check_numbers(confirm=None, points=1, margin=0, round_to=None, timeout_s=timeout_s)
+    kept = calibrations(calibration)
+    spec = _as_calibrated(spec, kept)
+    check_device(spec)
+    check_choices(spec)
+    traces = TraceCache(default_folder()) if cache else None
+    with open_runner("fork", timeout_s=timeout_s) as runner, tempfile.TemporaryDirectory() as scratch:
+        if spec.device == "auto":
+            spec = _as_calibrated(dataclasses.replace(spec, device=_choose_device(runner)), kept)
+            check_choices(spec)
+        if on_device:
+            on_device(spec.device)
+        report = describe(runner, spec, Path(scratch) / "device")
+        asked = Asked(cap=max_batch, longest=max_seq_len, shortest=min_seq_len, step=step)
+        spec, lengths, notes = fitted_to(runner, spec, asked, Path(scratch) / "model")
+        tracer = StepTracer(runner, Path(scratch) / "trace", cache=traces, on_trace=on_trace)
+        of_card = kept.get(cards.name_for(report.label, report.total_bytes)) if report.device != "cpu" else None
+        found = chart(tracer, spec, report, lengths, max_batch, of_card)
+        found = dataclasses.replace(found, notes=notes + found.notes)
+        path = Path(folder) if folder is not None else _folder_named(f"frontier-{_file_name(model)}", spec.device)
+        if measure_points:
+            found = measure(found, measure_points, runner, path, on_trial=on_trial)
+    draw_frontier(found, path)
+    return found, path
+
+
 def resume(folder: str | Path, *, observer: Observer | None = None) -> Run:
     """Go on with the sweep in ``folder``, or return it when it is finished."""
     with Journal.reopen(Path(folder)) as journal:
@@ -398,10 +468,17 @@ def _header(spec: TrialSpec, settings: Settings, command: Sequence[str]) -> Head
 
 
 def _new_folder(header: Header) -> Path:
+    return _folder_named(_file_name(header.spec.model), header.spec.device)
+
+
+def _file_name(model: str) -> str:
+    """my/model.py:factory is model.py-factory; what a shell would want quoted goes."""
+    return re.sub(r"[^\w.+-]+", "-", model.rpartition("/")[2])
+
+
+def _folder_named(what: str, device: str) -> Path:
     when = datetime.now().strftime("%Y%m%d-%H%M%S")
-    # my/model.py:factory is model.py-factory; what a shell would want quoted goes.
-    model = re.sub(r"[^\w.+-]+", "-", header.spec.model.rpartition("/")[2])
-    name = f"{when}-{model}-{header.spec.device.replace(':', '-')}"
+    name = f"{when}-{what}-{device.replace(':', '-')}"
     return next(path for path in _numbered(Path("results") / name) if not path.exists())
 
 

@@ -13,6 +13,7 @@ from sweeper.units import format_bytes, parse_bytes
 __all__ = [
     "bytes_of",
     "check_device",
+    "check_lengths",
     "check_limit",
     "check_numbers",
     "check_sizes",
@@ -117,6 +118,18 @@ def check_not_given(spec: TrialSpec, axis: str) -> None:
             )
     elif size is not None:
         raise UsageError(f"{axis} is fixed at {size}, and is the axis too", hint="give --min and --max instead")
+
+
+def check_lengths(*, shortest: int | None, longest: int | None, step: int | None, measured: int) -> None:
+    for name, value in (("--min-seq-len", shortest), ("--max-seq-len", longest), ("--step", step)):
+        if value is not None and value < 1:
+            raise UsageError(f"{name} {value} is no number of tokens", hint="give 1 or more")
+    if shortest is not None and longest is not None and shortest > longest:
+        raise UsageError(
+            f"--min-seq-len {shortest} is above --max-seq-len {longest}", hint="give a range that is not empty"
+        )
+    if measured < 0:
+        raise UsageError(f"--measure {measured} is no number of points", hint="give 1 or more, or leave it out")
 
 
 def check_steps(steps: int) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from sweeper.boundary import Frontier
 from sweeper.errors import FolderUnusable
 from sweeper.predicting import Forecast
 from sweeper.report import write_whole
@@ -16,7 +17,7 @@ from sweeper.runner import python_command
 from sweeper.snapshot import pickled
 from sweeper.wire import to_jsonable
 
-__all__ = ["draw", "draw_timeline"]
+__all__ = ["draw", "draw_frontier", "draw_timeline"]
 
 
 def draw(folder: Path) -> None:
@@ -25,6 +26,14 @@ def draw(folder: Path) -> None:
     Raises ``FolderUnusable`` when it cannot be written.
     """
     _in_a_process(str(folder), otherwise=f"the journal is whole; try again: sweep report {folder}")
+
+
+def draw_frontier(found: Frontier, folder: Path) -> None:
+    """Write ``found`` into ``folder`` as a picture, JSON and CSV.  Raises ``FolderUnusable`` when it cannot be."""
+    with tempfile.TemporaryDirectory() as scratch:
+        shown = Path(scratch) / "frontier.json"
+        shown.write_text(json.dumps(to_jsonable(found)), encoding="utf-8")
+        _in_a_process("--frontier", str(shown), str(folder), otherwise="try again, or choose another --folder")
 
 
 def draw_timeline(found: Forecast, picture: Path) -> tuple[Path, ...]:

@@ -2,7 +2,7 @@
 
 Theory of operation.  Along the length of a sequence, or the side of an image, a tensor grows with the first or the
 second power of the size: activations and logits with the length, attention's scores and an image's maps with the
-square.  So at a fixed batch every allocation is a polynomial of degree at most 2 in the size, and jointly with the batch
+square.  So at a fixed batch every allocation is a polynomial of degree at most 2 in the size; jointly with the batch
 
     a + b*batch + c*size + d*batch*size + e*size**2 + f*batch*size**2
 
@@ -137,7 +137,9 @@ def _through(nodes: Sequence[int], rows: Sequence[Sequence[int]], size: int) -> 
         below.append(under)
     common = lcm(*below)
     weights = [over * (common // under) for over, under in zip(above, below, strict=True)]
-    sums = (sum(weight * asked for weight, asked in zip(weights, column, strict=True)) for column in zip(*rows))
+    sums = (
+        sum(weight * asked for weight, asked in zip(weights, column, strict=True)) for column in zip(*rows, strict=True)
+    )
     return [None if total % common else total // common for total in sums]
 
 

@@ -10,6 +10,7 @@ from click_default_group import DefaultGroup
 from sweeper import __version__
 from sweeper.cli.calibrate import calibrate
 from sweeper.cli.cards import cards
+from sweeper.cli.frontier import frontier
 from sweeper.cli.models import models
 from sweeper.cli.predict import predict
 from sweeper.cli.report import report
@@ -48,12 +49,13 @@ def cli() -> None:
     sweep --model resnet18 --device sim:a100-40gb   on a card that is not here
     sweep --model small-cnn --device cpu            on the CPU
     sweep predict --model resnet18 --card l4        what would fit there, without running anything
+    sweep frontier --model tiny-transformer --max-seq-len 2048   the largest batch at each length
 
     All options of a sweep: sweep run --help
     """
 
 
-for command in (run, predict, calibrate, cards, models, report):
+for command in (run, predict, frontier, calibrate, cards, models, report):
     cli.add_command(command)
 
 

@@ -43,12 +43,16 @@ def _build(spec: TrialSpec) -> Workload:
 
 
 def _arguments(spec: TrialSpec) -> tuple[dict[str, Any], int | None]:
-    """``--image-size`` and ``--model-arg image_size`` are the same wish."""
+    """``--image-size`` and ``--model-arg image_size`` are the same wish, and so with ``--seq-len``."""
     model_args = dict(spec.model_args)
     image_size = model_args.pop("image_size", spec.image_size)
     if spec.image_size is not None and image_size != spec.image_size:
         raise UsageError(
             f"the image size is given twice, as {spec.image_size} and as {image_size}", hint="leave one of them out"
+        )
+    if spec.seq_len is not None and model_args.setdefault("seq_len", spec.seq_len) != spec.seq_len:
+        raise UsageError(
+            f"the length is given twice, as {spec.seq_len} and as {model_args['seq_len']}", hint="leave one of them out"
         )
     return model_args, image_size  # type: ignore[return-value]
 

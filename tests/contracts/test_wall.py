@@ -20,12 +20,14 @@ FLOORS: tuple[frozenset[str], ...] = (
             "allocator",
             "allocator_conf",
             "belief",
+            "boundary",
             "calibration",
             "curve",
             "failures",
             "failure_texts",
             "history",
             "model_names",
+            "polynomial",
             "prediction",
             "probes",
             "recommend",
@@ -37,7 +39,7 @@ FLOORS: tuple[frozenset[str], ...] = (
         }
     ),
     frozenset({"accuracy", "calibrations", "checks", "choices", "journal", "runner", "trace_cache"}),
-    frozenset({"calibrating", "predicting", "seeding", "sweeping"}),
+    frozenset({"calibrating", "charting", "laws", "predicting", "seeding", "sweeping"}),
     frozenset({"report", "drawing", "api"}),
     frozenset({"cli", "__main__"}),
 )
@@ -100,9 +102,11 @@ def test_the_driver_starts_without_torch_or_matplotlib(statement: str) -> None:
 def test_the_public_names_are_exactly_these() -> None:
     assert sorted(sweeper.__all__) == [
         "Forecast",
+        "Frontier",
         "Run",
         "SweepError",
         "__version__",
+        "frontier",
         "load",
         "predict",
         "resume",

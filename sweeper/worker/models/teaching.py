@@ -122,7 +122,9 @@ def tiny_transformer(
         # Copies, not two views of one storage: that is how a data loader's collate hands them over.
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
-    return Workload(model=model, make_batch=make_batch, loss=next_token_loss)
+    return Workload(
+        model=model, make_batch=make_batch, loss=next_token_loss, tokens=seq_len, sizes={"seq_len": seq_len}
+    )
 
 
 FACTORIES: Mapping[str, Callable[..., Workload]] = {
