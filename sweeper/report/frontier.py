@@ -127,7 +127,9 @@ def summary(found: Frontier, *, color: bool, width: int = 100, folder: Path | No
     ink = Ink(color)
     statements = [_best(found), _measured(found), *_what_is_known(found), _written(folder)]
     heading = f"{job(found)}, on {_device(found)}, capacity {format_bytes(found.device.capacity_bytes)} (predicted)"
-    shown = sorted({*spread(found.points, _ROWS), *filter(None, [found.best])}, key=lambda point: point.length)
+    ran = {trial.length for trial in found.measured}
+    named = [point for point in found.points if point == found.best or point.length in ran]
+    shown = sorted({*spread(found.points, _ROWS), *named}, key=lambda point: point.length)
     return "\n\n".join(
         [
             fill(heading, width),
@@ -240,8 +242,8 @@ def figure(found: Frontier) -> "Figure":
     with house_style():
         subject = f"{shorten(job(found), 60)}, on {shorten(_device(found), 50)} (predicted)"
         page, left = new_page(subject, capital(_headline(found)), _caption(found), None, width=11)
-        left.set_position((0.075, 0.2, 0.43, 0.6))
-        right = page.add_axes((0.675, 0.2, 0.305, 0.6), facecolor="white")
+        left.set_position((0.0836, 0.2, 0.4214, 0.6))
+        right = page.add_axes((0.68, 0.2, 0.3, 0.6), facecolor="white")
         _map(left, found)
         _boundary(left, found)
         _marks(left, found)
@@ -265,8 +267,8 @@ def _headline(found: Frontier) -> str:
 
 def _caption(found: Frontier) -> str:
     text = (
-        "left: the most bytes that tensors hold at once in a step, and the largest batch that fits; right: tokens in "
-        f"that batch, which is {found.cap:,} at the most (predicted)"
+        "left: in colour, the most bytes that tensors hold at once in a step, without what the allocator adds; right: "
+        f"tokens in the largest batch that fits, looked for up to {found.cap:,} (predicted)"
     )
     if found.measured:
         kind = "simulated" if found.device.simulated else "real"
@@ -279,7 +281,6 @@ def _caption(found: Frontier) -> str:
 
 def _map(axes: "Axes", found: Frontier) -> None:
     from matplotlib.colors import LogNorm
-    from matplotlib.ticker import FuncFormatter
 
     if len(found.points) < 2 or len(found.map.batches) < 2:
         return  # no area
@@ -293,9 +294,8 @@ def _map(axes: "Axes", found: Frontier) -> None:
     bar = axes.figure.colorbar(shades, cax=axes.figure.add_axes((0.515, 0.2, 0.014, 0.6)))
     bar.set_ticks(_round_levels(levels[0], levels[-1]))
     bar.ax.minorticks_off()
-    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    bar.ax.yaxis.set_major_formatter(lambda value, _: _short(value))
     bar.ax.tick_params(labelsize=8)
-    bar.set_label("tensors alive at once [GiB]", fontsize=9)
 
 
 def _levels(low: float, high: float) -> list[float]:
@@ -305,8 +305,20 @@ def _levels(low: float, high: float) -> list[float]:
 
 
 def _round_levels(low: float, high: float) -> list[float]:
-    """The powers of two in GiB from ``low`` to ``high``."""
-    return [2.0**power for power in range(-20, 24) if low <= 2.0**power <= high]
+    """Some powers of two, in GiB, from ``low`` to ``high``."""
+    powers = [2.0**power for power in range(-20, 24) if low <= 2.0**power <= high]
+    return powers[:: 1 + len(powers) // 9]
+
+
+def _short(size: float) -> str:
+    """A power of two of GiB, in the unit in which it is no fraction: ``64 MiB``."""
+    return (
+        f"{size:,.0f} GiB"
+        if size >= 1
+        else f"{size * 1024:,.0f} MiB"
+        if size >= 1 / 1024
+        else f"{size * 2**20:,.0f} KiB"
+    )
 
 
 def _boundary(axes: "Axes", found: Frontier) -> None:
@@ -316,14 +328,14 @@ def _boundary(axes: "Axes", found: Frontier) -> None:
     axes.set_ylim(0.9, found.cap * 1.1 if found.cap > 1 else 2)
     edge = [point.max_batch or 0.5 for point in found.points]
     axes.fill_between(
-        lengths, edge, found.cap, facecolor="white", alpha=0.45, hatch="//", edgecolor="#777777", linewidth=0,
+        lengths, edge, found.cap, facecolor="#FFFFFF73", hatch="//", edgecolor="#666666", linewidth=0,
         label="does not fit", zorder=2,
     )  # fmt: skip
     axes.plot(lengths, edge, color=BLACK, linewidth=1.8, label="largest batch that fits", zorder=4)
     if found.best is not None:
         axes.plot(
-            [found.best.length], [found.best.max_batch or 0], color=VERMILLION, marker="*", markersize=15, linestyle="none",
-            markeredgecolor="white", label="most tokens", zorder=6,
+            [found.best.length], [found.best.max_batch or 0], color=VERMILLION, marker="*", markersize=15,
+            linestyle="none", markeredgecolor="white", label="most tokens", zorder=6,
         )  # fmt: skip
     axes.set_yticks(_powers(found.cap), [f"{batch:,}" for batch in _powers(found.cap)])
     axes.minorticks_off()
