@@ -298,9 +298,8 @@ def frontier(
     """
     spec = dataclasses.replace(job(model, choices), device=device, memory_limit_bytes=bytes_of(memory_limit))
     check_not_given(spec, "batch")
-    check_not_given(spec, "seq-len")
     check_sizes(min_batch=1, max_batch=max_batch, batches=())
-    check_lengths(shortest=min_seq_len, longest=max_seq_len, step=step, measured=measure_points)
+    check_lengths(spec, shortest=min_seq_len, longest=max_seq_len, step=step, measured=measure_points)
     check_numbers(confirm=None, points=1, margin=0, round_to=None, timeout_s=timeout_s)
     kept = calibrations(calibration)
     spec = _as_calibrated(spec, kept)
@@ -311,8 +310,8 @@ def frontier(
         if spec.device == "auto":
             spec = _as_calibrated(dataclasses.replace(spec, device=_choose_device(runner)), kept)
             check_choices(spec)
-        if on_device:
-            on_device(spec.device)
+            if on_device:
+                on_device(spec.device)
         report = describe(runner, spec, Path(scratch) / "device")
         asked = Asked(cap=max_batch, longest=max_seq_len, shortest=min_seq_len, step=step)
         spec, lengths, notes = fitted_to(runner, spec, asked, Path(scratch) / "model")

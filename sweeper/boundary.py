@@ -9,6 +9,7 @@ As in ``prediction``, what is found is *a* boundary: memory may not grow steadil
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import log
 from typing import Literal, Protocol
 
 from sweeper.cards import Card
@@ -201,7 +202,12 @@ def map_batches(cap: int) -> tuple[int, ...]:
 
 
 def spread(points: Sequence[FrontierPoint], count: int) -> tuple[FrontierPoint, ...]:
-    """``count`` of ``points``, both ends among them; all where there are no more."""
-    if count < 2 or len(points) <= count:
-        return tuple(points[len(points) // 2 :][:count]) if count < 2 else tuple(points)
-    return tuple(points[round(n * (len(points) - 1) / (count - 1))] for n in range(count))
+    """``count`` of ``points``, evenly over the logarithm of the length, both ends among them; all if they are fewer."""
+    left = list(points)
+    chosen = list[FrontierPoint]()
+    for number in range(min(count, len(points))):
+        share = number / (count - 1) if count > 1 else 0.5
+        aim = points[0].length * (points[-1].length / points[0].length) ** share
+        chosen.append(min(left, key=lambda point: abs(log(point.length / aim))))
+        left.remove(chosen[-1])
+    return tuple(sorted(chosen, key=lambda point: point.length))

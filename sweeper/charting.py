@@ -81,7 +81,10 @@ def fitted_to(runner: Runner, spec: TrialSpec, asked: Asked, folder: Path) -> tu
     """
     model = _describe_model(runner, spec, folder)
     if model.seq_len is None and not is_factory(spec.model):
-        raise UsageError(f"{spec.model} has no sequences, so there is no length to vary", hint="sweep --model it")
+        raise UsageError(
+            f"{spec.model} has no sequences, so there is no length to vary",
+            hint=f"sweep --model {spec.model} finds its largest batch",
+        )
     longest = asked.longest or model.positions
     if longest is None:
         raise UsageError("how long?", hint="give --max-seq-len 4096")
@@ -190,8 +193,12 @@ def _point(job: Job, length: int, cap: int) -> FrontierPoint:
 
 
 def _both_sides(found: Frontier, count: int) -> Iterator[tuple[int, int, bool]]:
-    """(length, batch, whether it is predicted to fit) of each trial; a batch above the cap is nobody's question."""
-    for point in spread(found.points, count):
+    """(length, batch, whether it is predicted to fit) of each trial.
+
+    A batch above the cap is nobody's question, so where the boundary is below the cap has the first claim.
+    """
+    inside = [point for point in found.points if point.max_batch != found.cap]
+    for point in spread(inside or found.points, count):
         if point.max_batch is not None:
             yield point.length, point.max_batch, True
         if (above := (point.max_batch or 0) + 1) <= found.cap:
@@ -282,9 +289,9 @@ def _lines(path: Path) -> tuple[Sequence[dict[str, Any]], int]:
 
 
 def _same_question(before: dict[str, Any], now: dict[str, Any]) -> bool:
-    """What was free on the device may differ from one command to the next, unless it is what was asked."""
+    """What is free on a GPU differs from one command to the next; on the CPU it is what trials may have."""
     now = json.loads(json.dumps(now))
-    moving = ("capacity_bytes", "notes")
+    moving = ("notes",) if now["device"]["device"] == "cpu" else ("notes", "capacity_bytes")
     for entry in (before, now):
         entry["device"] = {name: value for name, value in entry.get("device", {}).items() if name not in moving}
     return before == now

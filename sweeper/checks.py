@@ -120,7 +120,16 @@ def check_not_given(spec: TrialSpec, axis: str) -> None:
         raise UsageError(f"{axis} is fixed at {size}, and is the axis too", hint="give --min and --max instead")
 
 
-def check_lengths(*, shortest: int | None, longest: int | None, step: int | None, measured: int) -> None:
+def check_lengths(
+    spec: TrialSpec, *, shortest: int | None, longest: int | None, step: int | None, measured: int
+) -> None:
+    """Whether lengths can be looked among.  Raises ``UsageError`` where ``spec`` fixes the length, or there are none."""
+    fixed = spec.seq_len or spec.model_args.get("seq_len")
+    if fixed is not None:
+        raise UsageError(
+            f"the length is fixed at {fixed}, and is what is varied",
+            hint="give --min-seq-len and --max-seq-len instead",
+        )
     for name, value in (("--min-seq-len", shortest), ("--max-seq-len", longest), ("--step", step)):
         if value is not None and value < 1:
             raise UsageError(f"{name} {value} is no number of tokens", hint="give 1 or more")

@@ -126,7 +126,7 @@ def summary(found: Frontier, *, color: bool, width: int = 100, folder: Path | No
     """The table, thinned to some lengths; the point with most tokens; what trials said; where the files are."""
     ink = Ink(color)
     statements = [_best(found), _measured(found), *_what_is_known(found), _written(folder)]
-    heading = f"{job(found)}, on {_device(found)}, capacity {format_bytes(found.device.capacity_bytes)} (predicted)"
+    heading = f"{job(found)}, on {words.printable(found.device.label)}, capacity {format_bytes(found.device.capacity_bytes)} (predicted)"
     ran = {trial.length for trial in found.measured}
     named = [point for point in found.points if point == found.best or point.length in ran]
     shown = sorted({*spread(found.points, _ROWS), *named}, key=lambda point: point.length)
@@ -198,13 +198,13 @@ def _measured(found: Frontier) -> Statement:
         return Statement("", "")
     trials, lengths = len(found.measured), len({point.length for point in found.measured})
     text = (
-        f"{found.agreeing} of {_count(trials, 'trial')} at {_count(lengths, 'length')}, on both sides of the boundary, "
+        f"{found.agreeing} of {_count(trials, 'trial')} at {_count(lengths, 'length')}, at the boundary and beyond it, "
         "ended as predicted"
     )
     others = [point for point in found.measured if not point.agrees]
     said = {True: "fits", False: "runs out", None: "broke"}
     if others:
-        text += f"; not so {', '.join(f'{p.length:,} x {p.batch:,}, which {said[p.fits]}' for p in others)}"
+        text += f"; not so: {', '.join(f'batch {p.batch:,} at length {p.length:,} {said[p.fits]}' for p in others)}"
     suffix = " (simulated)" if found.device.simulated else ""
     return Statement("trials", text + suffix, "warning" if others else "good")
 
