@@ -123,7 +123,7 @@ def check_not_given(spec: TrialSpec, axis: str) -> None:
 def check_lengths(
     spec: TrialSpec, *, shortest: int | None, longest: int | None, step: int | None, measured: int
 ) -> None:
-    """Whether lengths can be looked among.  Raises ``UsageError`` where ``spec`` fixes the length, or there are none."""
+    """Whether these are lengths, and ``spec`` leaves them to be varied."""
     fixed = spec.seq_len or spec.model_args.get("seq_len")
     if fixed is not None:
         raise UsageError(

@@ -368,7 +368,7 @@ def difference(first: Trace, second: Trace, names: tuple[str, str]) -> tuple[int
         )
     if first.empties != second.empties:
         event = min(set(first.empties) ^ set(second.empties), default=0)
-        return event, f"the cache is given back at other moments, first at event {event}"
+        return event, f"{names[0]} gives the cache back at other moments than {names[1]}, first at event {event}"
     return None
 
 

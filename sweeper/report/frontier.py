@@ -126,7 +126,8 @@ def summary(found: Frontier, *, color: bool, width: int = 100, folder: Path | No
     """The table, thinned to some lengths; the point with most tokens; what trials said; where the files are."""
     ink = Ink(color)
     statements = [_best(found), _measured(found), *_what_is_known(found), _written(folder)]
-    heading = f"{job(found)}, on {words.printable(found.device.label)}, capacity {format_bytes(found.device.capacity_bytes)} (predicted)"
+    capacity = format_bytes(found.device.capacity_bytes)
+    heading = f"{job(found)}, on {words.printable(found.device.label)}, capacity {capacity} (predicted)"
     ran = {trial.length for trial in found.measured}
     named = [point for point in found.points if point == found.best or point.length in ran]
     shown = sorted({*spread(found.points, _ROWS), *named}, key=lambda point: point.length)
