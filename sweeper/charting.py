@@ -101,8 +101,19 @@ def fitted_to(runner: Runner, spec: TrialSpec, asked: Asked, folder: Path) -> tu
         raise UsageError(
             f"{spec.model} takes at most {model.positions} tokens", hint=f"give --max-seq-len {model.positions}"
         )
-    note = f"built with {argument}={lengths[-1]} at every length: its own {model.positions} positions are too few"
-    return at_size(spec, f"model.{argument}", lengths[-1]), lengths, (note,)
+    longer = _with_positions(runner, spec, argument, lengths[-1], folder)
+    given = longer.model_args[argument]
+    note = f"built with {argument}={given} at every length: its own {model.positions} positions are too few"
+    return longer, lengths, (note,)
+
+
+def _with_positions(runner: Runner, spec: TrialSpec, argument: str, wanted: int, folder: Path) -> TrialSpec:
+    """``spec`` with ``wanted`` positions; some models keep a few of those in ``argument`` for themselves."""
+    longer = at_size(spec, f"model.{argument}", wanted)
+    has = _describe_model(runner, longer, folder).positions
+    if has is None or has >= wanted:
+        return longer
+    return at_size(spec, f"model.{argument}", 2 * wanted - has)
 
 
 def chart(
