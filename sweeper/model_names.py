@@ -17,13 +17,14 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from sweeper.architectures import architecture, architecture_names
+from sweeper.architectures import architecture
 from sweeper.errors import UnknownName, UsageError
 
 __all__ = [
     "LIBRARIES",
     "check_config",
     "check_model",
+    "config_file",
     "is_factory",
     "known_models",
     "library_of",
@@ -101,7 +102,7 @@ def check_model(name: str) -> None:
     """
     if (found := library_of(name)) is not None:
         prefix, rest = found
-        if not re.fullmatch(r"[\w.-]+(/[\w.-]+)*", rest):
+        if not re.fullmatch(r"/?[\w.-]+(/[\w.-]+)*", rest):
             example = "timm:vit_base_patch16_224" if prefix == "timm" else "hf:gpt2"
             raise UsageError(f"{name!r} names no model of {LIBRARIES[prefix]}", hint=f"write it as {example}")
         require_library(prefix)
@@ -147,13 +148,24 @@ def modules_of(model: str, config: str | None) -> tuple[str, ...]:
     library = LIBRARIES[prefix]
     if prefix != "hf":
         return (library,)
-    known = architecture(name) if config is None else None
-    model_type = known.model_type if known is not None else _type_in(Path(config or Path(name) / "config.json"))
+    known, file = architecture(name), config_file(model, config)
+    model_type = _type_in(file) if file is not None else known.model_type if known is not None else None
     if model_type is None:
         return (library,)
     # transformers.models.auto.configuration_auto.model_type_to_module_name, but for its few exceptions
     module = model_type.replace("-", "_")
     return library, f"transformers.models.{module}.modeling_{module}"
+
+
+def config_file(model: str, config: str | None) -> Path | None:
+    """The file that configures ``model`` here: ``config``, or the one in the folder that ``hf:FOLDER`` names."""
+    if config is not None:
+        return Path(config)
+    found = library_of(model)
+    if found is None or found[0] != "hf" or architecture(found[1]) is not None:
+        return None
+    file = Path(found[1]) / "config.json"
+    return file if file.is_file() else None
 
 
 def _type_in(path: Path) -> str | None:

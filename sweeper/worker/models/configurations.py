@@ -13,6 +13,7 @@ from urllib.error import HTTPError
 
 from sweeper.architectures import architecture, architecture_names
 from sweeper.errors import UnknownName, UsageError
+from sweeper.model_names import config_file
 
 __all__ = ["configuration_of"]
 
@@ -42,8 +43,8 @@ def _kept(name: str, file: str | None) -> tuple[dict[str, Any], str]:
     if (known := architecture(name)) is not None:
         fields = {**known.config, "model_type": known.model_type, "architectures": [known.class_name]}
         return fields, f"hf:{name}"
-    if Path(name).is_dir():
-        return _read(Path(name) / "config.json"), name
+    if (here := config_file(f"hf:{name}", None)) is not None:
+        return _read(here), str(here)
     return _of_hub(name), f"hf:{name}"
 
 
@@ -55,7 +56,9 @@ def _read(path: Path) -> dict[str, Any]:
             f"cannot read {path}: {problem.strerror or problem}", hint="give the config.json of a transformers model"
         ) from None
     except ValueError as problem:
-        raise UsageError(f"{path} is not JSON: {problem}", hint="give the config.json of a transformers model") from None
+        raise UsageError(
+            f"{path} is not JSON: {problem}", hint="give the config.json of a transformers model"
+        ) from None
     if not isinstance(kept, dict):
         raise UsageError(f"{path} holds no JSON object", hint="give the config.json of a transformers model")
     return kept
@@ -115,7 +118,8 @@ def _model_type(kept: Mapping[str, Any], where: str) -> str:
         if config_class is not None:
             return str(config_class.model_type)
     raise UsageError(
-        f"{where} does not say what it configures", hint='it needs "model_type", or a class of transformers in "architectures"'
+        f"{where} does not say what it configures",
+        hint='it needs "model_type", or a class of transformers in "architectures"',
     )
 
 

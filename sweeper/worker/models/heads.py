@@ -75,14 +75,14 @@ class Head:
             return {**given, **self.labels(shapes, size)}
         return {**given, "decoder_input_ids": shapes.tokens(size)} if self.decodes else given
 
-
     def words(self, shapes: Shapes) -> str:
         """One sample's inputs, without labels: ``512 tokens``, ``3 x 224 x 224``."""
         with torch.device("meta"):
             made = self.inputs(shapes, 1)
         kinds = {"input_ids": "tokens", "input_features": "log-mel frames"}
         return ", ".join(
-            " ".join(filter(None, [" x ".join(map(str, value.shape[1:])), kinds.get(key)])) for key, value in made.items()
+            " ".join(filter(None, [" x ".join(map(str, value.shape[1:])), kinds.get(key)]))
+            for key, value in made.items()
         )
 
 

@@ -26,7 +26,9 @@ def build(name: str, model_args: Mapping[str, Any], image_size: int | None) -> W
     return call(FACTORIES[name], name, model_args, image_size)  # type: ignore[no-any-return]
 
 
-def small_cnn(*, depth: int = 4, width: int = 16, image_size: int = _DEFAULT_IMAGE_SIZE, num_classes: int = 10) -> Workload:
+def small_cnn(
+    *, depth: int = 4, width: int = 16, image_size: int = _DEFAULT_IMAGE_SIZE, num_classes: int = 10
+) -> Workload:
     """A plain CNN: ``depth`` blocks of convolution, batch norm and ReLU, then the mean over the map and a classifier.
 
     The first block has ``width`` channels; every second block halves the map and doubles the channels.

@@ -5,6 +5,7 @@ is built for one size (``fixed_input_size``), another is given to its constructo
 what it is given.  Heads that some weights come without (features alone) get the 1000 classes of ImageNet.
 """
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 
 from sweeper.errors import UnknownName, UsageError
 from sweeper.worker.models import Batch, Workload, require_counts
+from sweeper.worker.models.meta import parameters_on_meta
 
 __all__ = ["build", "names"]
 
@@ -86,7 +88,9 @@ def _construct(name: str, arguments: Mapping[str, Any], shape: Mapping[str, Any]
 
     refused = sorted(_NOT_ARGUMENTS & set(arguments))
     if refused:
-        raise UsageError(f"timm:{name} takes no {refused[0]} here", hint="weights are random, and nothing is downloaded")
+        raise UsageError(
+            f"timm:{name} takes no {refused[0]} here", hint="weights are random, and nothing is downloaded"
+        )
     try:
         return timm.create_model(name, pretrained=False, **arguments, **shape)  # type: ignore[no-any-return]
     except (TypeError, AssertionError, ValueError) as problem:
@@ -95,7 +99,9 @@ def _construct(name: str, arguments: Mapping[str, Any], shape: Mapping[str, Any]
             raise UsageError(f"timm:{name} takes images of its own size only", hint="leave --image-size out") from None
         if unknown in arguments:
             known = _parameters(name, arguments["num_classes"])
-            raise UnknownName(f"argument of timm:{name}", unknown, known, listing=f"it takes {', '.join(known)}") from None
+            raise UnknownName(
+                f"argument of timm:{name}", unknown, known, listing=f"it takes {', '.join(known)}"
+            ) from None
         if shape and not arguments.keys() - {"num_classes"}:
             raise UsageError(
                 f"timm:{name} cannot be built for images of {shape['img_size']} pixels: {problem}",
@@ -106,23 +112,18 @@ def _construct(name: str, arguments: Mapping[str, Any], shape: Mapping[str, Any]
 
 def _unexpected(problem: Exception) -> str:
     """The name in Python's own "got an unexpected keyword argument 'x'"; nothing where it says something else."""
-    before, found, name = str(problem).partition("unexpected keyword argument ")
+    _, found, name = str(problem).partition("unexpected keyword argument ")
     return name.split("'")[1] if found and isinstance(problem, TypeError) else ""
 
 
 def _parameters(name: str, num_classes: int) -> list[str]:
     """What the model's constructor takes and a ``--model-arg`` can say."""
-    import inspect
-
     import timm
 
-    parameters = inspect.signature(type(timm.create_model(name, pretrained=False, num_classes=num_classes))).parameters
-    scalars = (int, float, bool, str)
-    return [
-        key
-        for key, parameter in parameters.items()
-        if isinstance(parameter.default, scalars) and parameter.default is not inspect.Parameter.empty
-    ]
+    with parameters_on_meta():
+        constructor = type(timm.create_model(name, pretrained=False, num_classes=num_classes))
+    parameters = inspect.signature(constructor).parameters
+    return [key for key, parameter in parameters.items() if isinstance(parameter.default, int | float | str)]
 
 
 def _step(model: nn.Module) -> int:
