@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any
 from sweeper import calibrating, cards
 from sweeper.accuracy import accuracy
 from sweeper.allocator_conf import AllocatorConf
+from sweeper.boundary import Frontier, MeasuredPoint
 from sweeper.calibration import Calibration
 from sweeper.calibrations import Calibrations
-from sweeper.checks import bytes_of, check_not_given, check_numbers, check_sizes
+from sweeper.charting import Asked, chart, fitted_to, measure
+from sweeper.checks import bytes_of, check_lengths, check_not_given, check_numbers, check_sizes
 from sweeper.choices import Choices, job
 from sweeper.comparing import Comparison, compare, is_comparison, load_comparison, resume_comparison
 from sweeper.difference import Difference, difference
-from sweeper.drawing import draw, draw_comparison, draw_timeline
+from sweeper.drawing import draw, draw_comparison, draw_frontier, draw_timeline
 from sweeper.errors import FolderUnusable, UsageError, WorkerFailed
 from sweeper.journal import Journal, read_record
 from sweeper.model_names import modules_of
@@ -29,7 +31,7 @@ from sweeper.prices import cost_question
 from sweeper.questions import AUTO_CARD, Options, calibrations, new_folder, question, runner_for, settled
 from sweeper.record import CurvePoint, Record
 from sweeper.runner import Runner, open_runner
-from sweeper.sweeping import Observer, Silent, run_sweep
+from sweeper.sweeping import Observer, Silent, describe, run_sweep
 from sweeper.trace_cache import TraceCache, default_folder
 from sweeper.trial import TrialSpec
 from sweeper.units import format_bytes
@@ -44,6 +46,7 @@ __all__ = [
     "Comparison",
     "Difference",
     "Forecast",
+    "Frontier",
     "Run",
     "calibrate",
     "calibrations",
@@ -52,6 +55,8 @@ __all__ = [
     "draw",
     "draw_comparison",
     "draw_timeline",
+    "draw_frontier",
+    "frontier",
     "is_comparison",
     "load",
     "load_comparison",
@@ -264,6 +269,55 @@ def predict_all(
     wanted = _wanted(spec, max_batch=max_batch, batch=batch, budget_bytes=bytes_of(budget))
     found = _forecasts(spec, tuple(calibrations(calibration).cards()), wanted, cache=cache, on_trace=on_trace)
     return tuple(sorted(found, key=lambda one: (one.max_batch or 0, one.capacity_bytes, one.card.name)))
+
+
+def frontier(
+    model: str,
+    *,
+    max_batch: int = 64,
+    max_seq_len: int | None = None,
+    min_seq_len: int | None = None,
+    step: int | None = None,
+    device: str = "auto",
+    memory_limit: int | str | None = None,
+    measure_points: int = 0,
+    timeout_s: float = 600.0,
+    folder: str | Path | None = None,
+    cache: bool = True,
+    calibration: bool = True,
+    observer: Observer | None = None,
+    on_trace: Callable[[TrialSpec, str], None] | None = None,
+    on_trial: Callable[[MeasuredPoint], None] | None = None,
+    **choices: "Unpack[Choices]",
+) -> tuple[Frontier, Path]:
+    """Say what the largest batch is at each sequence length; returns the ``Frontier`` and the folder of its files.
+
+    Lengths are the multiples of ``step`` from ``min_seq_len`` to ``max_seq_len``, by default as many as the model has
+    positions; batches go up to ``max_batch``.  All of it is predicted; ``measure_points`` of it, spread along the
+    boundary, are run as trials on ``device``, on both sides.  ``folder`` defaults to a new one in ``results/``; the
+    same question in the same folder runs no trial twice.  ``observer`` is told what ``auto`` came to; the rest is as
+    in ``sweep`` and ``predict``, and so is what is raised.
+    """
+    where: Options = {"max_batch": max_batch, "device": device, "memory_limit": memory_limit}
+    how: Options = {"timeout_s": timeout_s, "calibration": calibration}
+    asked = question(model, Options(**choices, **where, **how))
+    check_lengths(asked.spec, shortest=min_seq_len, longest=max_seq_len, step=step, measured=measure_points)
+    traces = TraceCache(default_folder()) if cache else None
+    with runner_for(asked) as runner, tempfile.TemporaryDirectory() as scratch:
+        spec = settled(asked, runner, observer or Silent()).spec
+        report = describe(runner, spec, Path(scratch) / "device")
+        wanted = Asked(cap=max_batch, longest=max_seq_len, shortest=min_seq_len, step=step)
+        spec, lengths, notes = fitted_to(runner, spec, wanted, Path(scratch) / "model")
+        tracer = StepTracer(runner, Path(scratch) / "trace", cache=traces, on_trace=on_trace)
+        kept = calibrations(calibration)
+        of_card = kept.get(cards.name_for(report.label, report.total_bytes)) if report.device != "cpu" else None
+        found = chart(tracer, spec, report, lengths, max_batch, of_card)
+        found = dataclasses.replace(found, notes=notes + found.notes)
+        path = Path(folder) if folder is not None else new_folder(f"frontier-{model}", spec.device)
+        if measure_points:
+            found = measure(found, measure_points, runner, path, on_trial=on_trial)
+    draw_frontier(found, path)
+    return found, path
 
 
 def resume(folder: str | Path, *, observer: Observer | None = None) -> Run:

@@ -14,6 +14,7 @@ __all__ = [
     "Sizes",
     "bytes_of",
     "check_device",
+    "check_lengths",
     "check_limit",
     "check_numbers",
     "check_not_given",
@@ -174,6 +175,27 @@ def check_not_given(spec: TrialSpec, axis: str) -> None:
     fixed = axes.size_of(spec, axis) if name is None else spec.model_args.get(name)
     if fixed is not None:
         raise UsageError(f"{axis} is fixed at {fixed}, and is the axis too", hint="give --min and --max instead")
+
+
+def check_lengths(
+    spec: TrialSpec, *, shortest: int | None, longest: int | None, step: int | None, measured: int
+) -> None:
+    """Whether these are lengths, and ``spec`` leaves them to be varied."""
+    fixed = spec.seq_len or spec.model_args.get("seq_len")
+    if fixed is not None:
+        raise UsageError(
+            f"the length is fixed at {fixed}, and is what is varied",
+            hint="give --min-seq-len and --max-seq-len instead",
+        )
+    for name, value in (("--min-seq-len", shortest), ("--max-seq-len", longest), ("--step", step)):
+        if value is not None and value < 1:
+            raise UsageError(f"{name} {value} is no number of tokens", hint="give 1 or more")
+    if shortest is not None and longest is not None and shortest > longest:
+        raise UsageError(
+            f"--min-seq-len {shortest} is above --max-seq-len {longest}", hint="give a range that is not empty"
+        )
+    if measured < 0:
+        raise UsageError(f"--measure {measured} is no number of points", hint="give 1 or more, or leave it out")
 
 
 def check_steps(steps: int) -> None:

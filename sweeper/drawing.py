@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from sweeper.boundary import Frontier
 from sweeper.cost import Schedule
 from sweeper.errors import FolderUnusable
 from sweeper.predicting import Forecast
@@ -17,7 +18,7 @@ from sweeper.runner import python_command
 from sweeper.snapshot import pickled
 from sweeper.wire import to_jsonable
 
-__all__ = ["draw", "draw_comparison", "draw_timeline"]
+__all__ = ["draw", "draw_comparison", "draw_frontier", "draw_timeline"]
 
 
 def draw(folder: Path, schedule: Schedule | None = None) -> None:
@@ -37,6 +38,14 @@ def draw_comparison(folder: Path) -> None:
     """
     otherwise = f"the journals are whole; try again: sweep report {folder}"
     _in_a_process("--comparison", str(folder), otherwise=otherwise)
+
+
+def draw_frontier(found: Frontier, folder: Path) -> None:
+    """Write ``found`` into ``folder`` as a picture, JSON and CSV.  Raises ``FolderUnusable`` when it cannot be."""
+    with tempfile.TemporaryDirectory() as scratch:
+        shown = Path(scratch) / "frontier.json"
+        shown.write_text(json.dumps(to_jsonable(found)), encoding="utf-8")
+        _in_a_process("--frontier", str(shown), str(folder), otherwise="try again, or choose another --folder")
 
 
 def draw_timeline(found: Forecast, picture: Path) -> tuple[Path, ...]:

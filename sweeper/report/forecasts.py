@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sweeper import __version__, calibration
+from sweeper.boundary import Frontier
 from sweeper.predicting import Forecast
 from sweeper.prediction import PredictedPoint
 from sweeper.report import words
@@ -68,7 +69,7 @@ def comparison(found: Sequence[Forecast], *, color: bool, width: int = 100) -> s
 # -- the parts of a summary -------------------------------------------------------------------------------------
 
 
-def job(found: Forecast) -> str:
+def job(found: Forecast | Frontier) -> str:
     """What is trained, and how: ``resnet50, train, amp-bf16, sgd``."""
     spec = found.spec
     arguments = (f"{name}={value}" for name, value in spec.model_args.items())

@@ -100,9 +100,10 @@ def calibrate(spec: TrialSpec) -> CalibrationTrial | Outcome | Refused:
 def trace(spec: TrialSpec, size: int, axis: str = "batch") -> Trace | Broken | Refused:
     """The trace of ``spec``'s steps at ``size`` along ``axis``, on a card without end; its device is ``sim:CARD``."""
     device = SimulatedDevice(spec.card or spec.device.partition(":")[2], record=True)
-    outcome = _measure(at_size(spec, axis, size), device)
+    sized = at_size(spec, axis, size)
+    outcome = _measure(sized, device)
     if isinstance(outcome, Fit):
-        return device.trace(size)
+        return device.trace(sized.batch_size)
     assert not isinstance(outcome, OutOfMemory)
     return outcome
 

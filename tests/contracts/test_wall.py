@@ -21,6 +21,7 @@ FLOORS: tuple[frozenset[str], ...] = (
             "allocator_conf",
             "architectures",
             "belief",
+            "boundary",
             "calibration",
             "comparison",
             "cost",
@@ -32,6 +33,7 @@ FLOORS: tuple[frozenset[str], ...] = (
             "listing",
             "measured",
             "model_names",
+            "polynomial",
             "prediction",
             "probes",
             "recommend",
@@ -45,7 +47,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset(
         {"accuracy", "calibrations", "checks", "choices", "journal", "prices", "runner", "trace_cache", "varying"}
     ),
-    frozenset({"calibrating", "predicting", "questions", "seeding", "sizing", "sweeping"}),
+    frozenset({"calibrating", "charting", "laws", "predicting", "questions", "seeding", "sizing", "sweeping"}),
     frozenset({"report", "drawing", "comparing", "api"}),
     frozenset({"cli", "__main__"}),
 )
@@ -112,11 +114,13 @@ def test_the_public_names_are_exactly_these() -> None:
         "Comparison",
         "Difference",
         "Forecast",
+        "Frontier",
         "Run",
         "SweepError",
         "__version__",
         "compare",
         "diff",
+        "frontier",
         "load",
         "predict",
         "resume",
