@@ -26,10 +26,10 @@ TEACHING = ("small-cnn", "mlp", "tiny-transformer")
 TORCHVISION = {
     "resnet18": 32, "resnet50": 32, "resnext50_32x4d": 32, "mobilenet_v2": 32, "mobilenet_v3_small": 32,
     "efficientnet_b0": 32, "squeezenet1_1": 32, "shufflenet_v2_x0_5": 32, "mnasnet0_5": 32, "regnet_x_400mf": 32,
-    "convnext_tiny": 32, "alexnet": 64, "vgg11": 32, "vit_b_16": 32, "swin_t": 32, "googlenet": 32, "densenet121": 32,
+    "convnext_tiny": 32, "alexnet": 64, "vgg11": 32, "vit_b_16": 32, "swin_t": 32, "googlenet": 32, "resnet34": 32,
 }  # fmt: skip
 MODELS = (*TEACHING, *TORCHVISION)
-HELD = ("small-cnn", "mlp", "tiny-transformer", "resnet18", "convnext_tiny", "alexnet", "vgg11", "swin_t")
+HELD = ("small-cnn", "mlp", "tiny-transformer", "resnet18", "convnext_tiny", "alexnet", "vgg11")
 ON_CPU = ("small-cnn", "mlp", "tiny-transformer", "resnet18", "mobilenet_v3_small", "squeezenet1_1")
 
 
