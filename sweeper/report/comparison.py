@@ -83,13 +83,18 @@ def result_words(entry: Entry) -> str:
     record = entry.record
     if record.broken is not None:
         return "broke"
-    if record.next_trial() is not None and not record.proven:
+    if _is_open(entry):
         return f"{len(record.trials)} trials so far" if record.trials else "not run yet"
     if entry.largest is None:
         return "none fits"
     if record.header.settings.sizes:
         return f"{entry.largest:,} (listed)"
     return f"{entry.largest:,}" if entry.boundary is not None else f"{entry.largest:,} (cap)"
+
+
+def _is_open(entry: Entry) -> bool:
+    """Whether the answer can still change."""
+    return not entry.record.proven and entry.record.next_trial() is not None
 
 
 def effect_sentence(compared: Compared, effect: Effect) -> str | None:
@@ -136,7 +141,7 @@ def _columns(compared: Compared, entries: tuple[Entry, ...]) -> Iterator[Column]
         yield Column(heading=field, cells=tuple(words.printable(e.choices[field]) for e in entries), left=True)
     axis = axes.words(compared.axis)
     yield Column(heading="\n".join(axis.largest.rsplit(" ", 1)), cells=tuple(map(result_words, entries)))
-    at, noun = f"at {axis.size} {compared.common_size}", sample_noun(compared)
+    at, noun = f"at {compared.common_size}", sample_noun(compared)
     points = [entry.at(compared.common_size) for entry in entries]
     if any(points):
         peaks = tuple("-" if p is None else format_mib(p.peak_reserved_bytes) for p in points)
@@ -166,6 +171,8 @@ def _proof(compared: Compared) -> str:
     parts = [f"{proven} of {len(compared.entries)} boundaries proven, each by a trial on both sides"]
     if capped:
         parts.append(f"{capped} fit the cap: raise --max-batch to find their limit")
+    if unfinished := sum(1 for e in compared.entries if e.record.broken is None and _is_open(e)):
+        parts.append(f"{unfinished} unfinished")
     if compared.common_size is not None:
         where = f"{axes.words(compared.axis).size} {compared.common_size}"
         parts.append(f"compared at {where}, the largest that all with an answer ran")
