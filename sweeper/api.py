@@ -26,6 +26,7 @@ from sweeper.calibrations import default_folder as calibrations_folder
 from sweeper.checks import bytes_of, check_device, check_not_given, check_numbers, check_sizes, sizes_of
 from sweeper.choices import Choices, check_choices, job
 from sweeper.drawing import draw, draw_timeline
+from sweeper.effective_batch import accumulating
 from sweeper.errors import UnknownName, UsageError, WorkerFailed
 from sweeper.journal import Journal, read_record
 from sweeper.predicting import Forecast, StepTracer, Wanted, forecasts
@@ -161,6 +162,7 @@ def sweep(
     )
     spec = dataclasses.replace(job(model, choices), device=device, memory_limit_bytes=bytes_of(memory_limit))
     check_not_given(spec, axis)
+    spec = accumulating(spec, target_batch, axis)
     spec = at_size(spec, axis, sizes.listed[0] if sizes.listed else sizes.floor)
     if isolation not in ("fork", "spawn"):
         raise UnknownName("isolation", isolation, ("fork", "spawn"), listing="fork and spawn exist")

@@ -32,6 +32,9 @@ The object of ``to_json`` (schema 1; bytes are integers, times seconds, what was
     prediction_errors  of the curve's: {"sizes", "median" (of their size), "worst" (signed), "worst_size"}; or null
     calibration        what was measured of the card and is used: {"card", "date", "torch", "driver", "outside_bytes",
                        "reserved_offset_bytes"}; or null
+    accumulation       how the effective batch is kept: {"target_batch", "micro_batch", "accumulate", "last" (of the last
+                       micro-batch), "was_run"}; null where none was asked for, or nothing is proven to fit
+    facts              what was done to the model for the choices of its training: sentences
     warnings           sentences
     spec               all that was asked of a trial but its size
     versions           {"sweeper", "python", "torch", "torchvision", "cuda", "driver"}
@@ -105,6 +108,8 @@ def to_json(record: Record, folder: Path) -> dict[str, Any]:
         "prediction_error": record.prediction_error,
         "prediction_errors": record.prediction_errors,
         "calibration": _calibration(record.card or spec.card),
+        "accumulation": record.split,
+        "facts": record.facts,
         "warnings": record.warnings,
         "spec": {f.name: getattr(spec, f.name) for f in fields(spec) if f.name != "batch_size"},
         "versions": {
@@ -171,6 +176,8 @@ def forecast_to_json(found: Forecast) -> dict[str, Any]:
         "prediction_error": None,
         "prediction_errors": None,
         "calibration": _calibration(found.card),
+        "accumulation": None,
+        "facts": (),
         "warnings": (),
         "notes": found.notes,
         "spec": {f.name: getattr(spec, f.name) for f in fields(spec) if f.name != "batch_size"},
