@@ -20,6 +20,7 @@ from sweeper.calibrations import default_folder as calibrations_folder
 from sweeper.checks import Sizes, bytes_of, check_device, check_not_given, check_numbers, sizes_of
 from sweeper.choices import Choices, check_choices, job
 from sweeper.cost import Schedule
+from sweeper.effective_batch import accumulating
 from sweeper.errors import UnknownName
 from sweeper.model_names import modules_of
 from sweeper.prices import CostQuestion, cost_question
@@ -131,6 +132,7 @@ def _question(
     )
     spec = dataclasses.replace(job(model, choices), device=device, memory_limit_bytes=bytes_of(memory_limit))
     check_not_given(spec, axis)
+    spec = accumulating(spec, target_batch, axis)
     spec = at_size(spec, axis, sizes.first)
     if isolation not in ("fork", "spawn"):
         raise UnknownName("isolation", isolation, ("fork", "spawn"), listing="fork and spawn exist")

@@ -21,6 +21,7 @@ from sweeper import axes
 from sweeper.cards import Card
 from sweeper.cost import Cost, Schedule
 from sweeper.curve import MemoryLaw, fit_law
+from sweeper.effective_batch import Split, split
 from sweeper.failures import confirm_suspect
 from sweeper.measured import Numeric, Throughput, first_not_finite, losses_finite, numeric_warnings, throughput_of
 from sweeper.prediction import PredictedPoint, Prediction
@@ -378,6 +379,20 @@ class Record:
                 if trial.withheld_bytes and not isinstance(outcome, Broken)
             },
         )
+
+    @cached_property
+    def split(self) -> Split | None:
+        """How the effective batch that was asked for is kept; None where none was, or nothing is proven to fit."""
+        target, answer = self.header.settings.target_batch, self.max_batch
+        if target is None or answer is None or not self.proven:
+            return None
+        return split(target, largest=answer, fitted={p.size for p in self.curve if p.outcome == "fit"})
+
+    @cached_property
+    def facts(self) -> tuple[str, ...]:
+        """What was done to the model for the choices of its training, a sentence each."""
+        fits = (outcome for _, outcome in self.verdicts if isinstance(outcome, Fit))
+        return tuple(dict.fromkeys(fact for fit in fits for fact in fit.facts))
 
     @property
     def capacity_bytes(self) -> int:

@@ -42,6 +42,9 @@ The object of ``to_json`` (schema 1; bytes are integers, times seconds, what was
                        "list_price" (words, where the price is a list's)}; or null
     calibration        what was measured of the card and is used: {"card", "date", "torch", "driver", "outside_bytes",
                        "reserved_offset_bytes"}; or null
+    accumulation       how the effective batch is kept: {"target_batch", "micro_batch", "accumulate", "last" (of the last
+                       micro-batch), "was_run"}; null where none was asked for, or nothing is proven to fit
+    facts              what was done to the model for the choices of its training: sentences
     warnings           sentences
     spec               all that was asked of a trial but its size
     versions           {"sweeper", "python", "torch", "torchvision", "cuda", "driver"}
@@ -122,6 +125,8 @@ def to_json(record: Record, folder: Path) -> dict[str, Any]:
         "throughput": record.throughput,
         "cost": costs.in_json(record),
         "calibration": _calibration(record.card or spec.card),
+        "accumulation": record.split,
+        "facts": record.facts,
         "warnings": record.warnings,
         "spec": {f.name: getattr(spec, f.name) for f in fields(spec) if f.name != "batch_size"},
         "versions": {
@@ -190,6 +195,8 @@ def forecast_to_json(found: Forecast) -> dict[str, Any]:
         "throughput": None,
         "cost": None,
         "calibration": _calibration(found.card),
+        "accumulation": None,
+        "facts": (),
         "warnings": (),
         "notes": found.notes,
         "spec": {f.name: getattr(spec, f.name) for f in fields(spec) if f.name != "batch_size"},

@@ -56,12 +56,14 @@ def statements(record: Record) -> list[Statement]:
         *(Statement("would help", text) for text in advice(record)),
         Statement("memory", law(record) or ""),
         Statement("recommended", recommended(record) or ""),
+        Statement("accumulate", effective_batch(record) or ""),
         Statement("not tried", not_tried(record) or ""),
         *(Statement(label, said(record, text)) for label, text in measured.sentences(record)),
         Statement("cost", costs.sentence(record) or ""),
         Statement("context", context(record) or ""),
         Statement("calibration", calibration(record) or ""),
         Statement("prediction", prediction(record) or ""),
+        *(Statement("model", said(record, text)) for text in record.facts),
         *(Statement("warning", said(record, text), "warning") for text in record.warnings),
     ]
     return [statement for statement in found if statement.text]
@@ -212,6 +214,24 @@ def recommended(record: Record) -> str | None:
     if settings.round_to:
         why += f", a multiple of {settings.round_to} (--round-to)"
     return said(record, f"batch {size}: {why}")
+
+
+def effective_batch(record: Record) -> str | None:
+    """How the effective batch is made of micro-batches that fit, and what of that was run."""
+    found = record.split
+    if found is None:
+        return None
+    if found.accumulate == 1:
+        return said(record, f"none: an effective batch of {found.target_batch} fits as it is")
+    made = f"{found.micro_batch} x {found.accumulate}"
+    if found.last != found.micro_batch:
+        made = f"{found.micro_batch} x {found.accumulate - 1} + {found.last}"
+    run = f"{found.micro_batch} ran" if found.was_run else f"{found.micro_batch} was not run itself, {record.max_batch} was"
+    text = (
+        f"an effective batch of {found.target_batch} is {made}: --batch-size {found.micro_batch} "
+        f"--accumulate {found.accumulate} ({run}; trials kept the gradients of one micro-batch while the next ran)"
+    )
+    return said(record, text)
 
 
 def context(record: Record) -> str | None:

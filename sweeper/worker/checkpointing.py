@@ -60,9 +60,14 @@ def wrap_blocks(workload: Workload, name: str) -> str:
 
 def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+        return checkpoint(forward, *map(_as_it_is_now, args), use_reentrant=False, **kwargs)
 
     return run
+
+
+def _as_it_is_now(argument: Any) -> Any:
+    """A list that the caller may go on filling, as a dense block of DenseNet does, is not the one to run again on."""
+    return list(argument) if type(argument) is list else argument
 
 
 @dataclass(frozen=True)

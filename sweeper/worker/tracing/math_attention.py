@@ -65,8 +65,8 @@ def _attend(
             raise RuntimeError("Explicit attn_mask should not be set when is_causal=True")
         mask = torch.ones((query.shape[-2], key.shape[-2]), dtype=torch.bool, device="meta").tril()
         mask = added_mask(mask, scaled.dtype)
-    wide_key, wide_value = _for_every_head(scaled, wide_key, wide_value, enable_gqa)
-    weights = torch.matmul(scaled, wide_key.transpose(-2, -1) * factor)
+    every_key, every_value = _for_every_head(scaled, wide_key, wide_value, enable_gqa)
+    weights = torch.matmul(scaled, every_key.transpose(-2, -1) * factor)
     if mask is not None:
         weights.add_(mask)
     weights = aten._safe_softmax.default(weights, -1)
@@ -74,7 +74,7 @@ def _attend(
         weights = dropout(weights, dropout_p, True)
     # The last argument of make_tuple first, as GCC evaluates them.
     returned = weights.to(dtype)
-    return torch.matmul(weights, wide_value).to(dtype), returned
+    return torch.matmul(weights, every_value).to(dtype), returned
 
 
 def _widened(tensor: torch.Tensor) -> torch.Tensor:
