@@ -5,7 +5,6 @@ Importing this brings in neither torch nor matplotlib; a sweep starts a worker t
 
 import contextlib
 import dataclasses
-import os
 import platform
 import re
 import sys
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from sweeper import calibrating, cards
 from sweeper.accuracy import accuracy
-from sweeper.allocator_conf import AllocatorConf
+from sweeper.allocator_conf import AllocatorConf, words_in_force
 from sweeper.axes import at_size
 from sweeper.calibration import Calibration
 from sweeper.calibrations import Calibrations
@@ -375,8 +374,7 @@ def _forecasts(
     on_trace: Callable[[TrialSpec, str], None] | None,
 ) -> list[Forecast]:
     # As the simulated device reads it, so that both allocators keep the same rules.
-    words = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
-    conf = AllocatorConf.parse(words)
+    conf = AllocatorConf.parse(words_in_force(spec.alloc_conf))
     kept = TraceCache(default_folder()) if cache else None
     with open_runner("fork", timeout_s=_TRACE_TIMEOUT_S) as runner, tempfile.TemporaryDirectory() as scratch:
         tracer = StepTracer(runner, Path(scratch) / "trace", cache=kept, on_trace=on_trace)
