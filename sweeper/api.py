@@ -4,7 +4,6 @@ Importing this brings in neither torch nor matplotlib; a sweep starts a worker t
 """
 
 import dataclasses
-import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sweeper import calibrating, cards
 from sweeper.accuracy import accuracy
-from sweeper.allocator_conf import AllocatorConf
+from sweeper.allocator_conf import AllocatorConf, words_in_force
 from sweeper.boundary import Frontier, MeasuredPoint
 from sweeper.calibration import Calibration
 from sweeper.calibrations import Calibrations
@@ -432,8 +431,7 @@ def _forecasts(
     on_trace: Callable[[TrialSpec, str], None] | None,
 ) -> list[Forecast]:
     # As the simulated device reads it, so that both allocators keep the same rules.
-    words = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
-    conf = AllocatorConf.parse(words)
+    conf = AllocatorConf.parse(words_in_force(spec.alloc_conf))
     kept = TraceCache(default_folder()) if cache else None
     preload = modules_of(spec.model, spec.config)
     with (

@@ -129,6 +129,11 @@ _RULES: tuple[_Rule, ...] = (
         "take fp32 or bf16",
     ),
     _Rule(
+        lambda s: s.precision == "fp8" and _on("cpu")(s),
+        "--precision fp8 is a mode of NVIDIA's tensor cores; {device} could only imitate it",
+        "take bf16, or --device sim:rtx4060",
+    ),
+    _Rule(
         lambda s: s.alloc_conf is not None and _on("cpu")(s),
         "--alloc-conf sets PyTorch's CUDA allocator, which {device} does not use",
         "leave it out, or take --device cuda or sim:CARD",

@@ -118,7 +118,9 @@ def _besides(record: Record, sizes: Sequence[int]) -> NextTrial | None:
 
 def describe(runner: Runner, spec: TrialSpec, folder: Path) -> DeviceReport:
     """Ask the worker what ``spec.device`` is.  Raises ``UsageError`` when it is not there."""
-    request = Describe(device=spec.device, memory_limit_bytes=spec.memory_limit_bytes, card=spec.card)
+    request = Describe(
+        device=spec.device, memory_limit_bytes=spec.memory_limit_bytes, card=spec.card, alloc_conf=spec.alloc_conf
+    )
     response = runner.run(request, folder)
     if isinstance(response, Broken):  # as with a trial: once more, then it is a fault
         response = runner.run(request, folder)

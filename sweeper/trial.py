@@ -55,8 +55,9 @@ __all__ = [
 # upgrade: another number is an error.  The journal, which outlives an installation, has a number of its own.
 SCHEMA = 1
 
-Phase = Literal["setup", "inputs", "forward", "loss", "backward", "step", "zero_grad"]
-PHASES: tuple[Phase, ...] = ("setup", "inputs", "forward", "loss", "backward", "step", "zero_grad")
+# ``step`` is the optimizer's; ``train_step`` is all that a training step of the user's own does with its batch.
+Phase = Literal["setup", "inputs", "forward", "loss", "backward", "step", "zero_grad", "train_step"]
+PHASES: tuple[Phase, ...] = ("setup", "inputs", "forward", "loss", "backward", "step", "zero_grad", "train_step")
 
 Kind = Literal["weights", "buffers", "gradients", "optimizer", "inputs", "activations", "workspace"]
 KINDS: tuple[Kind, ...] = ("weights", "buffers", "gradients", "optimizer", "inputs", "activations", "workspace")
@@ -322,13 +323,14 @@ Outcome = Fit | OutOfMemory | Broken
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Describe:
-    """The request for a ``DeviceReport``; ``card`` as in ``TrialSpec``."""
+    """The request for a ``DeviceReport``; ``card`` and ``alloc_conf`` as in ``TrialSpec``."""
 
     TAGGED: ClassVar[bool] = True
 
     device: str
     memory_limit_bytes: int | None = None
     card: Card | None = None
+    alloc_conf: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ from sweeper.trial import (
 )
 from sweeper.worker.activity import Sampler, summary
 from sweeper.worker.devices import Device, map_tensors
+from sweeper.worker.optimizers import state_tensors
 
 __all__ = ["KindSizes", "Meter", "ModuleTrail"]
 
@@ -137,7 +138,7 @@ class Meter:
     @property
     def module_now(self) -> str | None:
         """The module whose forward runs, or ran when the error came; None outside forward."""
-        return self.trail.innermost if self.trail and self.phase_now == "forward" else None
+        return self.trail.innermost if self.trail and self.phase_now in ("forward", "train_step") else None
 
     def failure_notes(self) -> tuple[str, ...]:
         """What else is known of a failure in backward, where no module's forward is running."""
@@ -194,16 +195,19 @@ class KindSizes:
 
     Weights, buffers, gradients, optimizer state and inputs are tensors in hand.  What is allocated at the end of the
     loss and is none of these are activations.  What a peak holds beyond is workspace: it was gone before the phase
-    ended.  A gradient counts from the moment autograd has finished it (a hook on each parameter).
+    ended.  A gradient counts from the moment autograd has finished it (a hook on each parameter).  Of the peak in a step
+    of the user's own only weights, buffers, state and inputs are told apart; all else in it counts as activations.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         self._model, self._optimizer = model, optimizer
         self._weights, self._buffers = _bytes(model.parameters()), _bytes(model.buffers())
         self._of_gradients: dict[str, int] = {}  # of this step, by parameter: one that accumulates counts once
-        self._optimizer_bytes = self._inputs = self._activations = 0
+        self._inputs = self._activations = 0
+        self._optimizer_bytes = self._state_bytes()  # some make it when they are made
         self.most: dict[Kind, int] = dict.fromkeys(KINDS, 0)
         self.most["weights"], self.most["buffers"] = self._weights, self._buffers
+        self.most["optimizer"] = self._optimizer_bytes
         self.last_gradient: str | None = None
         self._input_places: set[int] = set()
         for name, parameter in model.named_parameters():
@@ -221,6 +225,13 @@ class KindSizes:
 
         return hook
 
+    def _state_bytes(self) -> int:
+        """Of what the optimizer holds where the weights are; step counters that live on the CPU are not its memory."""
+        if self._optimizer is None:
+            return 0
+        places = {parameter.device for parameter in self._model.parameters()}
+        return _bytes(t for t in state_tensors(self._optimizer) if t.device in places and t.dim())
+
     def saw_inputs(self, batch: Any) -> None:
         tensors: list[torch.Tensor] = []
         map_tensors(batch, tensors.append)
@@ -231,8 +242,8 @@ class KindSizes:
         self.most["inputs"] = max(self.most["inputs"], before + self._inputs)
 
     def saw(self, phase: Phase, allocated_bytes: int) -> None:
-        if phase == "step" and self._optimizer is not None:
-            self._optimizer_bytes = _bytes(_state_tensors(self._optimizer))
+        if phase in ("step", "train_step"):
+            self._optimizer_bytes = self._state_bytes()
         elif phase in ("forward", "loss"):
             known = self._weights + self._buffers + self._optimizer_bytes + self._inputs + self._gradients
             self._activations = max(0, allocated_bytes - known)
@@ -244,11 +255,20 @@ class KindSizes:
             "activations": self._activations,
         }
         self.most.update({kind: max(self.most[kind], size) for kind, size in now.items()})
+        if phase == "train_step":  # which of them it has dropped, only the parameters tell
+            held = {name for name, parameter in self._model.named_parameters() if parameter.grad is not None}
+            self._of_gradients = {name: size for name, size in self._of_gradients.items() if name in held}
 
     def breakdown(self, phase: Phase, peak_bytes: int) -> Breakdown:
         """``peak_bytes`` of ``phase`` by kind; never more in sum, whatever the counters say."""
         left = peak_bytes
         sizes = {}
+        activations = 0 if phase in ("step", "zero_grad", "setup", "inputs") else self._activations
+        gradients = self._gradients
+        if phase == "train_step":
+            # Whether its peak was in forward, in backward or in the optimizer is not known; it was not at the end.
+            known = self._weights + self._buffers + self._optimizer_bytes + self._inputs
+            activations, gradients = max(0, peak_bytes - known), 0
         for kind, size in (
             ("weights", self._weights),
             ("buffers", self._buffers),
@@ -256,8 +276,8 @@ class KindSizes:
             ("inputs", self._inputs),
             # The peak of backward is near its beginning as a rule, when the activations are all there still; at the
             # optimizer's they are gone.
-            ("activations", 0 if phase in ("step", "zero_grad", "setup", "inputs") else self._activations),
-            ("gradients", self._gradients),
+            ("activations", activations),
+            ("gradients", gradients),
         ):
             sizes[kind] = min(size, left)
             left -= sizes[kind]
@@ -276,11 +296,3 @@ def _not_finite(loss: float | None) -> NotFinite | None:
 
 def _bytes(tensors: Any) -> int:
     return sum(t.numel() * t.element_size() for t in tensors if t is not None)
-
-
-def _state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """The optimizer's tensors on the device; step counters that live on the CPU are not its memory."""
-    for parameter, state in optimizer.state.items():
-        yield from (
-            v for v in state.values() if isinstance(v, torch.Tensor) and v.device == parameter.device and v.dim()
-        )

@@ -1,4 +1,4 @@
-"""The number types of a step: what the model and its batch are held in, and which flags of PyTorch's the step runs under.
+"""The number types of a step: what the model and its batch are held in, and the flags of PyTorch's that it runs under.
 
 ``fp32``
     Nothing is changed.  PyTorch's own defaults then let convolutions round to TF32 and matrix products not.
@@ -28,9 +28,9 @@ import torch
 from torch import nn
 
 from sweeper.errors import UsageError
-from sweeper.trial import Precision, TrialSpec
+from sweeper.trial import Precision
 from sweeper.worker.devices import map_tensors
-from sweeper.worker.models import Batch, Workload
+from sweeper.worker.models import Batch
 
 __all__ = ["batch_in", "flags_of", "model_in"]
 
@@ -76,10 +76,6 @@ def flags_of(precision: Precision) -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = convolutions
 
 
-def check_own_step(spec: TrialSpec, workload: Workload) -> None:
-    """Raises ``UsageError`` for a precision that only the loop of sweeper's own could give."""
-
-
 def _with_fp8_products(model: nn.Module) -> nn.Module:
     try:
         float8: Any = importlib.import_module("torchao.float8")
@@ -87,8 +83,8 @@ def _with_fp8_products(model: nn.Module) -> nn.Module:
         raise UsageError("--precision fp8 needs torchao", hint="pip install 'sweeper[fp8]'") from None
     if not any(_fits_fp8(module) for module in model.modules()):
         raise UsageError(
-            f"--precision fp8 computes linear layers whose sides are multiples of {_FP8_MULTIPLE}, and this model has none",
-            hint="take --precision amp-bf16",
+            "--precision fp8 is for linear layers, and this model has none that could be",
+            hint=f"both sides must be multiples of {_FP8_MULTIPLE}; take --precision amp-bf16",
         )
     # The gradient of a weight is a product over all rows of the batch, whose number is then padded to a multiple of 16.
     config = float8.Float8LinearConfig(pad_inner_dim=True)

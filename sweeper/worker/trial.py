@@ -14,7 +14,6 @@ import torch
 
 from sweeper import failures
 from sweeper.axes import at_size
-from sweeper.cards import Card
 from sweeper.errors import SweepError
 from sweeper.model_names import DETECTION
 from sweeper.trace import Trace
@@ -45,7 +44,7 @@ T = TypeVar("T")
 
 def describe(request: Describe) -> DeviceReport | Refused:
     """What ``request.device`` is; refused when it is not on this machine."""
-    device = _open(request.device, request.memory_limit_bytes, request.card)
+    device = _open(request)
     return device if isinstance(device, Refused) else device.report()
 
 
@@ -74,13 +73,13 @@ def _shapes(inputs: Any) -> str:
 
 def run(spec: TrialSpec) -> Outcome | Refused:
     """Train as ``spec`` says and return what came of it."""
-    device = _open(spec.device, spec.memory_limit_bytes, spec.card)
+    device = _open(spec)
     return device if isinstance(device, Refused) else _measure(spec, device)
 
 
 def calibrate(spec: TrialSpec) -> CalibrationTrial | Outcome | Refused:
     """Train as ``spec`` says on a GPU, and tell what of the card is not the allocator's, before and after."""
-    device = _open(spec.device, spec.memory_limit_bytes, spec.card)
+    device = _open(spec)
     if isinstance(device, Refused):
         return device
     if not isinstance(device, CudaDevice):
@@ -108,12 +107,12 @@ def trace(spec: TrialSpec, size: int, axis: str = "batch") -> Trace | Broken | R
     return outcome
 
 
-def _open(name: str, memory_limit_bytes: int | None, card: Card | None) -> Device | Refused:
+def _open(asked: TrialSpec | Describe) -> Device | Refused:
     try:
-        return open_device(name, memory_limit_bytes, card)
+        return open_device(asked.device, asked.memory_limit_bytes, asked.card, asked.alloc_conf)
     except DeviceMissing as missing:
         hint = "simulate a card, for example --device sim:rtx4060, or train on --device cpu"
-        return Refused(message=f"{name}: {missing}", hint=hint)
+        return Refused(message=f"{asked.device}: {missing}", hint=hint)
     except SweepError as refused:
         return Refused(message=refused.message, hint=refused.hint)
 

@@ -5,6 +5,7 @@ A device measures and executes; it decides nothing.  The order of calls in one t
     device = open_device(name, limit)   limits set, nothing built yet
     with device.session():              everything below runs inside
         model = device.place(model)     parameters and buffers take memory
+        device.place_optimizer(made)    and so does state that is there from the start
         with device.phase("inputs", 0): batch = device.place_batch(batch)
         with device.phase("forward", 0), device.autocast(precision): ...
         device.usage(); device.reset_peaks()
@@ -90,6 +91,9 @@ class Device(ABC):
         """Return ``batch`` (tensors in tuples, lists and dicts) on the device."""
         return map_tensors(batch, lambda tensor: tensor.to(self.torch_device))
 
+    def place_optimizer(self, optimizer: torch.optim.Optimizer) -> None:  # noqa: B027 - most have nothing to do
+        """Take note of the state that ``optimizer`` made with itself, as Adagrad does; it is over placed parameters."""
+
     @abstractmethod
     def autocast(self, precision: Precision) -> AbstractContextManager[Any]:
         """The forward and the loss run inside; does nothing unless ``precision`` is one of the ``amp-`` kind."""
@@ -170,20 +174,22 @@ def torchvision_version() -> str:
     return metadata.version("torchvision")
 
 
-def open_device(name: str, memory_limit_bytes: int | None = None, card: Card | None = None) -> Device:
+def open_device(
+    name: str, memory_limit_bytes: int | None = None, card: Card | None = None, alloc_conf: str | None = None
+) -> Device:
     """Return the device of that name, its limit set; ``card`` is what to simulate where the name does not say it all.
 
-    Raises ``DeviceMissing`` when it is not on this machine, and ``UnknownName`` for a card that is in no catalogue.
+    ``alloc_conf`` is what PyTorch's CUDA allocator is told, where there is one.  Raises ``DeviceMissing`` when it is not on this machine, and ``UnknownName`` for a card that is in no catalogue.
     """
     kind, _, rest = name.partition(":")
     if kind == "sim":
         from sweeper.worker.devices.simulated import SimulatedDevice
 
-        return SimulatedDevice(card=card or rest, memory_limit_bytes=memory_limit_bytes)
+        return SimulatedDevice(card=card or rest, memory_limit_bytes=memory_limit_bytes, alloc_conf=alloc_conf)
     if kind == "cuda":
         from sweeper.worker.devices.cuda import CudaDevice
 
-        return CudaDevice(index=int(rest or 0), memory_limit_bytes=memory_limit_bytes)
+        return CudaDevice(index=int(rest or 0), memory_limit_bytes=memory_limit_bytes, alloc_conf=alloc_conf)
     if kind == "cpu":
         from sweeper.worker.devices.cpu import CpuDevice
 

@@ -18,6 +18,7 @@ from typing import Any
 import pynvml
 import torch
 
+from sweeper.allocator_conf import VARIABLES, words_in_force
 from sweeper.host_memory import status_bytes
 from sweeper.trial import CardMemory, DeviceReport, Fragmentation, Precision
 from sweeper.worker.activity import Reading
@@ -32,7 +33,10 @@ _GRANULE_BYTES = 2 << 20
 class CudaDevice(Device):
     """One GPU.  ``capacity_bytes`` is what cudaMalloc could give when the trial began, under the limit."""
 
-    def __init__(self, *, index: int, memory_limit_bytes: int | None) -> None:
+    def __init__(self, *, index: int, memory_limit_bytes: int | None, alloc_conf: str | None = None) -> None:
+        if alloc_conf is not None:
+            # Read once, when the allocator begins: before the context.  All of them, whichever this release looks at.
+            os.environ.update(dict.fromkeys(VARIABLES, alloc_conf))
         if not torch.cuda.is_available():
             raise DeviceMissing(_why_not())
         if index >= torch.cuda.device_count():
@@ -68,7 +72,7 @@ class CudaDevice(Device):
             multiprocessors=None if torch.version.hip else properties.multi_processor_count,
             driver=self._driver.version(),
             cuda=torch.version.cuda or (torch.version.hip and f"ROCm {torch.version.hip}"),
-            allocator_conf=os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF"),
+            allocator_conf=words_in_force() or None,
             torch=torch.__version__,
             torchvision=torchvision_version(),
         )

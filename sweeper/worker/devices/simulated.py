@@ -6,7 +6,6 @@ allocation; ``sweeper.allocator`` decides, and refuses when the card would.  No 
 ``sweeper.calibration``.
 """
 
-import os
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -17,11 +16,13 @@ from torch import nn
 
 from sweeper import calibration
 from sweeper.allocator import AllocatorConf, CachingAllocator
+from sweeper.allocator_conf import words_in_force
 from sweeper.cards import Card
 from sweeper.cards import card as find_card
 from sweeper.trace import Trace
 from sweeper.trial import Breakdown, DeviceReport, Fragmentation, Phase, Precision
 from sweeper.worker.devices import Device, FailureDetail, Usage, amp_dtype, map_tensors, torchvision_version
+from sweeper.worker.optimizers import state_tensors
 from sweeper.worker.tracing import (
     Ledger,
     SimulatedGradScaler,
@@ -45,7 +46,7 @@ class SimulatedDevice(Device):
     With ``record`` its capacity is unlimited, and ``trace`` is what it was asked.
 
     Raises ``UnknownName`` when the catalogue has no such card.  The allocator is configured, as the real one, by
-    ``PYTORCH_CUDA_ALLOC_CONF``.  Without ``cudnn_workspaces`` convolutions take none, as on the stand-in runtime.
+    ``PYTORCH_CUDA_ALLOC_CONF``, unless ``alloc_conf`` says how.  Without ``cudnn_workspaces`` convolutions take none, as on the stand-in runtime.
 
     With ``reductions`` sums over very many elements, and the gradients of embeddings of many tokens, take their
     scratch, as on the card.  It is left out otherwise because it follows no line over the batch, and a prediction is a
@@ -59,6 +60,7 @@ class SimulatedDevice(Device):
         card: str | Card,
         memory_limit_bytes: int | None = None,
         *,
+        alloc_conf: str | None = None,
         record: bool = False,
         cudnn_workspaces: bool = True,
         reductions: bool = False,
@@ -73,7 +75,7 @@ class SimulatedDevice(Device):
             limit_bytes = calibration.allocator_bytes(self._card, memory_limit_bytes)
         self._record, self._limit_bytes = record, limit_bytes
         self._cudnn_workspaces, self._reductions = cudnn_workspaces, reductions
-        self._conf = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+        self._conf = words_in_force(alloc_conf)
         major, minor = self._card.compute_capability.split(".")
         self._compute_capability = int(major), int(minor)
         self.start_over(with_values=False)
@@ -120,7 +122,7 @@ class SimulatedDevice(Device):
     def session(self) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(self._modules.followed())
-            stack.enter_context(stepping_as_on_cuda())
+            stack.enter_context(stepping_as_on_cuda(self._ledger))
             stack.enter_context(selecting(self._compute_capability, has_cudnn=self._card.vendor != "AMD"))
             stack.enter_context(casting())
             stack.enter_context(self._tracer)
@@ -152,6 +154,10 @@ class SimulatedDevice(Device):
             if isinstance(module, nn.RNNBase):
                 self._flatten(module, path)
         return model
+
+    def place_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        for tensor in state_tensors(optimizer):
+            self._tracer.announce(tensor, type(optimizer).__name__, "", "optimizer")
 
     def _flatten(self, module: nn.RNNBase, path: str) -> None:
         """Now, as in ``nn.Module.to``, and whenever the model itself asks for it, as some do in every forward."""

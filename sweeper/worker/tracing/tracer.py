@@ -29,6 +29,7 @@ _KIND_IN: dict[Phase, Kind] = {
     "backward": "activations",
     "step": "optimizer",
     "zero_grad": "optimizer",
+    "train_step": "activations",
 }
 
 
@@ -220,10 +221,15 @@ class Tracer(TorchDispatchMode):
         if module is None:
             module = self._module()
         if kind is None:
-            kind = "gradients" if phase == "backward" and self.stores_gradient() else _KIND_IN[phase]
+            kind = self._kind_in(phase)
         number = self._ledger.allocate(size, operator, module, phase, kind)
         held = self._live[key] = _Held(storage, self._gone)
         held.key, held.number = key, number
+
+    def _kind_in(self, phase: Phase) -> Kind:
+        if phase in ("backward", "train_step") and self.stores_gradient():
+            return "gradients"
+        return "optimizer" if phase == "train_step" and self._ledger.optimizing else _KIND_IN[phase]
 
     def _gone(self, held: weakref.ref[torch.UntypedStorage]) -> None:
         assert isinstance(held, _Held)
