@@ -424,7 +424,9 @@ class Record:
         word = axes.words(self.axis).size
         if self.floor > self.header.settings.floor:
             refused = "a batch of 1" if self.axis == "batch" else f"{word} {self.floor // 2} and less, at batch 1,"
-            found.append(f"{refused} cannot be trained (batch norm needs two values a channel): started at {self.floor}")
+            found.append(
+                f"{refused} cannot be trained (batch norm needs two values a channel): started at {self.floor}"
+            )
         if odd := self.search.not_monotone:
             sizes = ", ".join(map(str, odd))
             found.append(f"not monotone: {sizes} fitted although a smaller {word} ran out; the answer stays below")

@@ -1,4 +1,4 @@
-"""The run drawn: memory against batch, memory by kind, samples a second.  Returns Figures; ``render`` makes bytes.
+"""The run drawn: memory against size, memory by kind, samples a second.  Returns Figures; ``render`` makes bytes.
 
 They share the page that ``page`` makes.  Every series has a marker, a line style or a hatch of its own besides its
 colour, so it survives a printer.  matplotlib is imported on first use: it takes a few tenths of a second.
@@ -6,9 +6,11 @@ colour, so it survives a printer.  matplotlib is imported on first use: it takes
 
 from typing import TYPE_CHECKING
 
+from sweeper import axes as axes_of
 from sweeper import curve
 from sweeper.record import CurvePoint, Record
 from sweeper.report import words
+from sweeper.report.job import described
 from sweeper.report.page import (
     BLACK,
     BLUE,
@@ -32,12 +34,13 @@ if TYPE_CHECKING:
 __all__ = ["breakdown", "memory", "render", "throughput"]
 
 _LINE_LENGTH = 82  # characters that fit above the axes
+_LEAST_LABEL = 30  # of them for the device
 # Above this share of the capacity an out of memory is drawn at the edge: a request may be any number of times the card.
 _HIGHEST = 1.2
 
 
 def memory(record: Record) -> "Figure":
-    """Batch against peak MiB: what was measured, what was predicted, where it ran out."""
+    """Size against peak MiB: what was measured, what was predicted, where it ran out."""
     with house_style():
         figure, axes = _page(record, words.law(record))
         _measured(axes, record)
@@ -47,7 +50,7 @@ def memory(record: Record) -> "Figure":
         axes.set_ylim(0, _tallest(record, failed))
         _capacity_line(axes, record)
         _name_the_boundary(axes, record)
-        axes.set_xlabel("batch size")
+        axes.set_xlabel(_size_label(record))
         axes.set_ylabel("peak memory [MiB]")
         legend(figure, axes)
         return figure
@@ -73,7 +76,7 @@ def breakdown(record: Record) -> "Figure | None":
         axes.set_xlim(-0.6, len(points) - 0.4)
         axes.set_ylim(0, 1.08 * _ceiling(record, max(base)))
         _capacity_line(axes, record)
-        axes.set_xlabel("batch size")
+        axes.set_xlabel(_size_label(record))
         axes.set_ylabel("allocated [MiB]")
         legend(figure, axes)
         return figure
@@ -85,7 +88,8 @@ def throughput(record: Record) -> "Figure | None":
     if not timed:
         return None
     with house_style():
-        knee = curve.knee(timed)
+        # A longer sequence is more work a sample, so along another axis the fastest is the smallest.
+        knee = curve.knee(timed) if record.axis == "batch" else None
         caption = f"batch {knee} is the smallest within 5 % of the fastest" if knee is not None else None
         figure, axes = _page(record, caption)
         axes.plot(list(timed), list(timed.values()), color=BLUE, marker="o", label="samples a second")
@@ -93,7 +97,7 @@ def throughput(record: Record) -> "Figure | None":
             axes.axvline(knee, color=VERMILLION, linestyle=":", label=f"knee: {knee:,}")
         axes.set_xlim(0, 1.05 * max(timed))
         axes.set_ylim(0, 1.15 * max(timed.values()))
-        axes.set_xlabel("batch size")
+        axes.set_xlabel(_size_label(record))
         axes.set_ylabel("samples / s")
         legend(figure, axes)
         return figure
@@ -108,10 +112,15 @@ def _page(record: Record, caption: str | None) -> "tuple[Figure, Axes]":
 
 
 def _subject(record: Record) -> str:
-    spec = record.header.spec
-    how = spec.mode if spec.mode != "train" else spec.optimizer
-    left = f"{shorten(spec.model, _LINE_LENGTH // 2 - 8)}, {spec.precision}, {how}, on "
-    return left + shorten(words.device_label(record), _LINE_LENGTH - len(left))
+    model, *choices = described(record.header.spec, record.axis)
+    how = ", ".join(word for word in choices if word != "train")
+    left = f"{shorten(model, _LINE_LENGTH // 2 - 8)}, {shorten(how, _LINE_LENGTH // 2)}, on "
+    return left + shorten(words.device_label(record), max(_LEAST_LABEL, _LINE_LENGTH - len(left)))
+
+
+def _size_label(record: Record) -> str:
+    label = axes_of.words(record.axis).label
+    return label if record.axis == "batch" else f"{label}, at batch {record.header.spec.batch_size}"
 
 
 # -- memory -----------------------------------------------------------------------------------------------------
@@ -195,7 +204,7 @@ def _needed(failure: OutOfMemory, capacity: int) -> float:
 
 def _name_the_boundary(axes: "Axes", record: Record) -> None:
     """An arrow to the largest size that fits, from below where the curve is high there, else from above."""
-    best = next((p for p in _fits(record) if p.size == record.max_batch), None)
+    best = next((p for p in _fits(record) if p.size == record.max_size), None)
     if best is None or record.broken is not None:
         return
     height = best.peak_reserved_bytes / MIB
