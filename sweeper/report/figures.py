@@ -35,6 +35,7 @@ __all__ = ["breakdown", "memory", "render", "throughput"]
 
 _LINE_LENGTH = 82  # characters that fit above the axes
 _LEAST_LABEL = 30  # of them for the device
+_LAW_POINTS = 60  # pieces of a curved law
 # Above this share of the capacity an out of memory is drawn at the edge: a request may be any number of times the card.
 _HIGHEST = 1.2
 
@@ -136,17 +137,34 @@ def _measured(axes: "Axes", record: Record) -> None:
         return
     sizes = [point.size for point in points]
     reserved = [point.peak_reserved_bytes / MIB for point in points]
+    # Straight lines between few points would be taken for what lies between; the law is drawn there instead.
+    joined = not _law_curve(axes, record, sizes[0], sizes[-1])
     if record.header.spec.device == "cpu":
-        axes.plot(sizes, reserved, color=BLUE, marker="o", label="resident")
+        axes.plot(sizes, reserved, color=BLUE, marker="o", linestyle="-" if joined else "none", label="resident")
         return
     allocated = [point.peak_allocated_bytes / MIB for point in points]
     axes.plot(
-        sizes, reserved, color=ORANGE, marker="s", markersize=7, markerfacecolor="white", linewidth=2, label="reserved"
+        sizes, reserved, color=ORANGE, marker="s", markersize=7, markerfacecolor="white", linewidth=2,
+        linestyle="-" if joined else "none", label="reserved",
+    )  # fmt: skip
+    axes.plot(
+        sizes, allocated, color=BLUE, marker="o", markersize=4, linestyle=":" if joined else "none", label="allocated"
     )
-    axes.plot(sizes, allocated, color=BLUE, marker="o", markersize=4, linestyle=":", label="allocated")
     seen = [(p.size, p.process_bytes / MIB) for p in points if p.process_bytes is not None]
     if seen:
         axes.plot(*zip(*seen, strict=True), color="#777777", marker="^", linestyle="-.", label="process, with context")
+
+
+def _law_curve(axes: "Axes", record: Record, least: int, most: int) -> bool:
+    """Draw the law of the peaks where it is curved; says whether it was."""
+    law = record.law
+    if law is None or not law.per_square_bytes or most - least < 2:
+        return False
+    sizes = sorted({least + round(share * (most - least) / _LAW_POINTS) for share in range(_LAW_POINTS + 1)})
+    peaks = [law.peak_bytes(size) / MIB for size in sizes]
+    label = f"law of the {words.allocated_word(record)}"
+    axes.plot(sizes, peaks, color=BLUE, linestyle=":", linewidth=1.4, label=label)
+    return True
 
 
 def _predicted(axes: "Axes", record: Record) -> None:
