@@ -24,7 +24,6 @@ class Words:
     letter: str  # in a trial's folder
     noun: str  # what a size counts, in the singular: "token"
     label: str  # of a plot's axis, with its unit
-    plural: str
     unit: str = ""  # after a number that stands alone
     heading: str  # of a table's column, in one or two lines
 
@@ -36,7 +35,6 @@ _WORDS = {
         letter="b",
         noun="sample",
         label="batch size",
-        plural="batches",
         heading="batch",
     ),
     "seq-len": Words(
@@ -45,7 +43,6 @@ _WORDS = {
         letter="s",
         noun="token",
         label="sequence length (tokens)",
-        plural="sequence lengths",
         unit="tokens",
         heading="sequence\nlength",
     ),
@@ -53,9 +50,8 @@ _WORDS = {
         size="image size",
         largest="largest image",
         letter="i",
-        noun="pixel a side",
+        noun="pixel of side",
         label="image size (pixels a side)",
-        plural="image sizes",
         unit="pixels a side",
         heading="image\nsize",
     ),
@@ -71,9 +67,8 @@ def words(axis: str) -> Words:
         size=name,
         largest=f"largest {name}",
         letter="m",
-        noun=f"of {name}",
+        noun=f"unit of {name}",
         label=name,
-        plural=f"sizes of {name}",
         heading=name,
     )
 

@@ -94,8 +94,8 @@ def fit_law(measured: Iterable[tuple[int, int]], *, curved: bool = False) -> Mem
     A size measured more than once counts with its largest peak.  Ordinary least squares, and the plainest law that
     does: one line, where it is within 1 % of every peak.  Else a level of small sizes is taken out of the line, and
     where the law may be ``curved`` a square is added to it, each only when that leaves less than a quarter of the
-    squared error of what is plainer.  So growth with the square is said of three sizes or more, and never of peaks
-    that a line explains.
+    squared error of what is plainer.  So growth with the square is said of three sizes or more, of four above a level,
+    and never of peaks that a line explains.
     """
     points: dict[int, int] = {}
     for size, peak in measured:
@@ -108,7 +108,8 @@ def fit_law(measured: Iterable[tuple[int, int]], *, curved: bool = False) -> Mem
         return best
     for square in (False, True) if curved else (False,):
         enough = _SQUARE_POINTS if square else _LINE_POINTS
-        laws = [_law(points, sizes, on_level=count, square=square) for count in range(len(sizes) - enough + 1)]
+        levels = range(max(1, len(sizes) - enough + (not square)))
+        laws = [_law(points, sizes, on_level=count, square=square) for count in levels if len(sizes) >= enough]
         rising = [law for law in laws if (law.per_square_bytes if square else law.per_sample_bytes) > 0]
         other = min(rising, key=lambda law: _error(law, points), default=best)
         if _error(other, points) < _LEVEL_ERROR_SHARE * _error(best, points):

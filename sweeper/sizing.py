@@ -14,7 +14,7 @@ usual for networks of convolutions, make one pixel of.
 its arguments says how many, the model is built with as many as the longest sequence asked for, in every trial: built
 anew for each length, the weights would grow along the axis too.
 
-The smallest and, for inputs, the largest size are then shown to the model, so that what it refuses is refused before
+The smallest and, of inputs, the largest size are then shown to the model, so that what it refuses is refused before
 there is a folder.  What is not known is whether it takes all sizes between.
 """
 
@@ -25,7 +25,6 @@ from pathlib import Path
 from sweeper import axes
 from sweeper.checks import Sizes, check_range, on_grid
 from sweeper.errors import UsageError
-from sweeper.model_names import is_factory
 from sweeper.record import Settings
 from sweeper.runner import Runner
 from sweeper.trial import DescribeModel, ModelReport, Refused, TrialSpec
@@ -52,9 +51,7 @@ def settle(runner: Runner, spec: TrialSpec, settings: Settings, sizes: Sizes) ->
         floor = on_grid(_least(own, axis, step) if sizes.floor is None else sizes.floor, sizes.cap, step)
         top = sizes.cap // step * step
         built, argument = _with_positions(own, spec, axis, top)
-        model.check(built, floor)
-        if axes.model_argument(axis) is None:
-            model.check(built, top)
+        model.check(built, floor, top)
     settled = dataclasses.replace(settings, floor=floor, cap=top, step=step, positions_argument=argument)
     return axes.at_size(built, axis, floor), settled
 
@@ -74,20 +71,31 @@ class _Model:
         if axes.model_argument(self._axis) is not None:
             return None
         found = self._describe(axes.at_size(self._spec, self._axis, None))
-        # A factory of the user's own says nothing of its inputs, so it is asked by trying.
-        if found is None or is_factory(self._spec.model):
+        # A model that says nothing of its inputs, as a factory of the user's own, is asked by trying.
+        if found is None or (found.seq_len, found.image_size) == (None, None):
             return found
-        size, noun = (found.seq_len, "sequences") if self._axis == "seq-len" else (found.image_size, "images")
-        if size is None:
-            raise UsageError(
-                f"{self._spec.model} takes no {noun} (its input is {found.inputs})",
-                hint="leave --axis out, or vary an argument of the model with --axis model.ARG",
-            )
+        if (found.seq_len if self._axis == "seq-len" else found.image_size) is None:
+            raise self._no_such_input(found)
         return found
 
-    def check(self, spec: TrialSpec, size: int) -> None:
-        """Raises ``UsageError`` where the model refuses ``size``.  What breaks is for its trial to tell."""
-        self._describe(axes.at_size(spec, self._axis, size))
+    def check(self, spec: TrialSpec, floor: int, top: int) -> None:
+        """Raises ``UsageError`` where the model refuses one of these sizes, or both are one to it.
+
+        What breaks is for its trial to tell.  The most of an argument is not tried: deep models take long to build.
+        """
+        least = self._describe(axes.at_size(spec, self._axis, floor))
+        if axes.model_argument(self._axis) is not None or top == floor:
+            return
+        most = self._describe(axes.at_size(spec, self._axis, top))
+        if least is not None and most is not None and least.inputs == most.inputs:
+            raise self._no_such_input(least)
+
+    def _no_such_input(self, found: ModelReport) -> UsageError:
+        noun = "sequences" if self._axis == "seq-len" else "images"
+        return UsageError(
+            f"{self._spec.model} takes no {noun} of a size to be chosen: its input is {found.inputs}",
+            hint="leave --axis out, or vary an argument of the model with --axis model.ARG",
+        )
 
     def _describe(self, spec: TrialSpec) -> ModelReport | None:
         self._asked += 1

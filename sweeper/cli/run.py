@@ -111,14 +111,14 @@ def run(
             click.echo(f"interrupted; go on with: sweep --resume {shlex.quote(str(progress.folder))}", err=True)
         context.exit(INTERRUPTED)
     _print(found, as_json=as_json, quiet=quiet)
-    context.exit(BROKE if found.record.broken else NOTHING_FITS if found.max_batch is None else ANSWERED)
+    context.exit(BROKE if found.record.broken else NOTHING_FITS if found.max_size is None else ANSWERED)
 
 
 def _print(found: api.Run, *, as_json: bool, quiet: bool) -> None:
     if as_json:
         click.echo(json.dumps(found.to_dict(), indent=1))
     elif quiet:
-        click.echo(found.max_batch if found.max_batch is not None else 0)
+        click.echo(found.max_size or 0)
     if quiet or as_json:
         if (broken := found.record.broken) is not None:
             click.echo(f"sweep: trials broke: {broken.reason}\n  read {found.folder}/trials", err=True)

@@ -5,11 +5,14 @@ The object of ``to_json`` (schema 1; bytes are integers, times seconds, what was
     schema             1
     model, device      as asked; "device_label" is the device's own name
     simulated          whether the numbers are of a device that is not there
-    axis               "batch"
-    max_batch          the largest size that was run and fitted; null when none did
+    axis               what was varied: "batch", "seq-len", "image-size" or "model.ARG"
+    step               sizes are multiples of it
+    max_size           the largest size that was run and fitted; null when none did
+    max_batch          the same where the axis is the batch, else null
     proven             both sides of the boundary were run, or the cap fits
     first_failure      the smallest size that ran out of memory; null when none did
-    recommended_batch  leaves the margin free; null when no size that was run does
+    recommended_size   leaves the margin free; null when no size that was run does
+    recommended_batch  the same where the axis is the batch, else null
     capacity_bytes     what the device could give, under the limit asked for
     trials             how many ended each way: {"fit", "oom", "broken"}
     seconds            of all trials together
@@ -29,7 +32,8 @@ The object of ``to_json`` (schema 1; bytes are integers, times seconds, what was
                        "clock_mean_mhz", "temperature_max_c"}; "fragmentation", {"allocated_bytes", "reserved_bytes",
                        "unused_bytes", "largest_free_bytes"}, of the fullest end of a forward or a loss; "hours" and
                        "money" of "cost"
-    law                {"fixed_bytes", "per_sample_bytes", "r_squared", "worst_relative_error", "points_used"}; or null
+    law                {"fixed_bytes", "per_sample_bytes", "per_square_bytes" (0 of a line), "floor_bytes" (or null),
+                       "r_squared", "worst_relative_error", "points_used"}; or null
     failure            where first_failure ran out: {"size", "failure", "phase", "step", "operator", "module",
                        "requested_bytes", "free_bytes", "allocated_bytes", "reserved_bytes", "message"}; or null
     broken             why the sweep stopped: {"failure", "reason", "phase", "traceback"}; null when it did not
@@ -62,6 +66,7 @@ from pathlib import Path
 from typing import Any
 
 from sweeper import __version__
+from sweeper.axes import without_size
 from sweeper.cards import Card
 from sweeper.curve import fit_law
 from sweeper.predicting import Forecast
@@ -106,10 +111,13 @@ def to_json(record: Record, folder: Path) -> dict[str, Any]:
         "device": spec.device,
         "device_label": device.label if device else None,
         "simulated": on_simulated(record),
-        "axis": record.header.settings.axis,
+        "axis": record.axis,
+        "step": record.header.settings.step,
+        "max_size": record.max_size,
         "max_batch": record.max_batch,
         "proven": record.proven,
         "first_failure": record.first_failure,
+        "recommended_size": record.recommended_size,
         "recommended_batch": record.recommended_batch,
         "capacity_bytes": record.capacity_bytes,
         "trials": record.counts,
@@ -128,7 +136,7 @@ def to_json(record: Record, folder: Path) -> dict[str, Any]:
         "accumulation": record.split,
         "facts": record.facts,
         "warnings": record.warnings,
-        "spec": {f.name: getattr(spec, f.name) for f in fields(spec) if f.name != "batch_size"},
+        "spec": without_size(spec, record.axis),
         "versions": {
             "sweeper": record.header.sweeper,
             "python": record.header.python,
@@ -170,9 +178,12 @@ def forecast_to_json(found: Forecast) -> dict[str, Any]:
         "predicted": True,
         "card": found.card.name,
         "axis": "batch",
+        "step": 1,
+        "max_size": found.max_batch,
         "max_batch": found.max_batch,
         "proven": False,
         "first_failure": found.first_failure,
+        "recommended_size": None,
         "recommended_batch": None,
         "capacity_bytes": found.capacity_bytes,
         "trials": {"fit": 0, "oom": 0, "broken": 0},
@@ -199,7 +210,7 @@ def forecast_to_json(found: Forecast) -> dict[str, Any]:
         "facts": (),
         "warnings": (),
         "notes": found.notes,
-        "spec": {f.name: getattr(spec, f.name) for f in fields(spec) if f.name != "batch_size"},
+        "spec": without_size(spec, "batch"),
         "versions": {
             "sweeper": __version__,
             "python": platform.python_version(),
