@@ -151,6 +151,11 @@ class Tracer(TorchDispatchMode):
         if decided is not None:
             self._announce_results(decided[0], func._schema.name.rpartition(":")[2])
             return decided[0]
+        if self._kernels.kernel_of(func) is None:
+            known = self._values.results(func, args, kwargs)
+            if known is not None:
+                self._announce_results(known[0], func._schema.name.rpartition(":")[2])
+                return known[0]
         result = self._run(func, args, kwargs)
         self._values.follow(func, args, kwargs, result)
         return result

@@ -102,8 +102,10 @@ class Values:
         if not 0 < storage.nbytes() <= MOST_BYTES or tensor.shape != values.shape:
             self._forget(tensor)
             return
-        copy = torch.UntypedStorage(storage.nbytes(), device="cpu")
-        _same_view(tensor, copy).copy_(values)
+        copy = values.untyped_storage()
+        if not _only_view(values) or values.stride() != tensor.stride() or copy.nbytes() != storage.nbytes():
+            copy = torch.UntypedStorage(storage.nbytes(), device="cpu")
+            _same_view(tensor, copy).copy_(values)
         key = storage._cdata
         known = self._known[key] = _Known(storage, self._gone)
         known.key, known.values = key, copy
@@ -136,6 +138,30 @@ class Values:
                 self.keep(tensor, found[place])
             else:
                 self._forget(tensor)
+
+    def results(self, func: OpOverload, args: Any, kwargs: Any) -> tuple[Any] | None:
+        """The meta results of ``func``, known, in a tuple of one; None where ``follow`` is to look at them.
+
+        Their layout is that of the CPU, which chooses as CUDA does where it has no kernel of its own (``TensorIterator``);
+        it saves the meta kernel, which often is Python.
+        """
+        if func in _NOTHING_YET or any(value.alias_info is not None for value in func._schema.returns):
+            return None
+        if not func._schema.returns or not _on_meta(args, kwargs) or _written(func, args, kwargs):
+            return None
+        if func in _OF_A_SHAPE or _makes(func) or _may_be_large(args):
+            return None  # the meta kernel tells how large first
+        computed = self._again(func, args, kwargs)
+        return None if computed is None else (self._placed(computed[0]),)
+
+    def _placed(self, result: Any) -> Any:
+        if isinstance(result, tuple | list):
+            return type(result)([self._placed(item) for item in result])
+        if not isinstance(result, torch.Tensor):
+            return result
+        placed = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device="meta")
+        self.keep(placed, result)
+        return placed
 
     def compute(self, func: OpOverload, args: Any, kwargs: Any) -> tuple[Any] | None:
         """What ``func`` returns on the CPU, in a tuple of one; None where an operand is unknown."""
@@ -275,6 +301,33 @@ def _makes(func: OpOverload) -> bool:
     return any(argument.name == "device" for argument in arguments) and not any(
         "Tensor" in str(argument.type) for argument in arguments
     )
+
+
+def _on_meta(args: Any, kwargs: Any) -> bool:
+    """Are the results of an operator with these operands on meta?"""
+    device = kwargs.get("device")
+    if device is not None:
+        return torch.device(device).type == "meta"
+    return any(tensor.is_meta for tensor in tensors_in((args, kwargs)))
+
+
+def _may_be_large(args: Any) -> bool:
+    """May operands that are broadcast to each other make more than ``MOST_BYTES``?"""
+    operands = list(tensors_in(args))
+    try:
+        elements = torch.broadcast_shapes(*(tensor.shape for tensor in operands)).numel()
+    except RuntimeError:  # they are not
+        elements = max(tensor.numel() for tensor in operands)
+    return elements * max(tensor.element_size() for tensor in operands) > MOST_BYTES
+
+
+def _only_view(tensor: torch.Tensor) -> bool:
+    """Does nobody but ``tensor``, a local of the caller's, hold its storage?"""
+    return tensor.storage_offset() == 0 and torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) <= _HELD_BY_ONE
+
+
+# As in ``kernels``: what the count says of a storage that one tensor owns differs between releases.
+_HELD_BY_ONE = torch._C._storage_Use_Count(torch.empty(1, device="cpu").untyped_storage()._cdata)
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:
