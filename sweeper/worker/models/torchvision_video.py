@@ -22,8 +22,8 @@ _CLASSES = 400  # Kinetics-400's
 _FRAMES = {"s3d": 128, "swin3d": 32}
 _FRAMES_OTHERWISE = 16
 
-# The smallest clips, in frames and pixels.  S3D's are those of its weights' meta; the ResNets halve an image four times,
-# and batch norm needs two values of one sample.
+# The smallest clips, in frames and pixels.  S3D's are those of its weights' meta; the ResNets halve an image four
+# times, and batch norm needs two values of one sample.
 _SMALLEST = {"s3d": (14, 224), "swin3d": (1, 1)}
 _SMALLEST_OTHERWISE = (1, 17)
 
@@ -69,5 +69,6 @@ def _check_smallest(name: str, frames: int, size: int) -> None:
     least_frames, least_size = _smallest(name)
     if frames < least_frames or size < least_size:
         raise UsageError(
-            f"{name} cannot train on {frames} frames of {size} pixels", hint=f"it takes {least_frames} of {least_size} up"
+            f"{name} cannot train on {frames} frames of {size} pixels",
+            hint=f"it takes {least_frames} of {least_size} up",
         )

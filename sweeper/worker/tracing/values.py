@@ -5,10 +5,10 @@ them are foreground, which class a box is of.  Most of these follow from what is
 outputs: anchors, positions and masks that factories make, and the targets of the batch.
 
 Theory of operation.  A meta storage whose bytes are known has a storage on the CPU beside it, of the same length.  Any
-view of the one is the same view of the other, so views and operators that write in place need no care.  An operator all
-of whose operands are known runs once more, on the CPU, outside the ledger, and what it returns is known; with an unknown
-operand its results are unknown, and so is what it writes to.  Parameters and images are never known, so neither is what
-a network computes.  ``deciding`` holds what happens when a value is asked for, known or not.
+view of the one is the same view of the other, so views and operators that write in place need no care.  An operator
+all of whose operands are known runs once more, on the CPU, outside the ledger, and what it returns is known; with an
+unknown operand its results are unknown, and so is what it writes to.  Parameters and images are never known, so
+neither is what a network computes.  ``deciding`` holds what happens when a value is asked for, known or not.
 
 Bounds.  A result of more than ``MOST_BYTES`` is taken as unknown, an input of more than ``MOST_INPUT_BYTES`` too.
 Random numbers are unknown, but for permutations, which are drawn.
@@ -18,7 +18,10 @@ does not have for a type.
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -56,6 +59,7 @@ _NOTHING_YET = frozenset(
         aten.new_empty_strided.default,
     }
 )
+_SHAPED = _OF_A_SHAPE | _NOTHING_YET
 _DRAWN = frozenset({aten.randperm.default})
 
 # The indices of an order that values decide: where they are unknown, things are taken to be in order already.
@@ -113,18 +117,19 @@ class Values:
     def follow(self, func: OpOverload, args: Any, kwargs: Any, result: Any) -> None:
         """``func`` has returned ``result`` on meta: know it, if it can be known, and what was written to."""
         results = [tensor for tensor in tensors_in(result) if tensor.is_meta]
-        written = _written(func, args, kwargs)
+        facts = _facts(func)
+        written = facts.written(args, kwargs)
         if not results and not written:
             return
         if func in _OVERWRITE and _is_whole(args[0]) and args[0].is_meta:
             self._overwrite(func, args, kwargs)
             return
         if written:
-            if any(self.of(tensor) is None for tensor in written) or not self._again(func, args, kwargs):
+            if not self._are_known(written) or not self._again(func, args, kwargs):
                 for tensor in written:
                     self._forget(tensor)
             return
-        if any(value.alias_info is not None for value in func._schema.returns) or func in _NOTHING_YET:
+        if facts.views or func in _NOTHING_YET:
             return  # a view knows what its base knows
         if func in _ORDERS and self.of(args[0]) is None:
             self._assume_order(func, args, kwargs, result)
@@ -142,15 +147,15 @@ class Values:
     def results(self, func: OpOverload, args: Any, kwargs: Any) -> tuple[Any] | None:
         """The meta results of ``func``, known, in a tuple of one; None where ``follow`` is to look at them.
 
-        Their layout is that of the CPU, which chooses as CUDA does where it has no kernel of its own (``TensorIterator``);
-        it saves the meta kernel, which often is Python.
+        Their layout is that of the CPU, which chooses as CUDA does where it has no kernel of its own
+        (``TensorIterator``); it saves the meta kernel, which often is Python.
         """
-        if func in _NOTHING_YET or any(value.alias_info is not None for value in func._schema.returns):
+        facts = _facts(func)
+        if facts.views or facts.writes or facts.makes or facts.drawn or not facts.returns or func in _SHAPED:
+            return None  # of what is made the meta kernel tells first how large it is
+        operands = list(tensors_in((args, kwargs)))
+        if not self._are_known(operands) or not _on_meta(operands, kwargs) or _may_be_large(operands):
             return None
-        if not func._schema.returns or not _on_meta(args, kwargs) or _written(func, args, kwargs):
-            return None
-        if func in _OF_A_SHAPE or _makes(func) or _may_be_large(args):
-            return None  # the meta kernel tells how large first
         computed = self._again(func, args, kwargs)
         return None if computed is None else (self._placed(computed[0]),)
 
@@ -168,23 +173,26 @@ class Values:
         return self._again(func, args, kwargs)
 
     def _again(self, func: OpOverload, args: Any, kwargs: Any) -> tuple[Any] | None:
-        if torch.Tag.nondeterministic_seeded in func.tags and func not in _DRAWN:
+        facts = _facts(func)
+        if facts.drawn:
             return None
         operands = list(tensors_in((args, kwargs)))
         if func in _OF_A_SHAPE:
             shaped = torch.empty((), dtype=args[0].dtype, device="cpu").expand(args[0].shape)
             args, operands = (shaped, *args[1:]), []
-        elif any(self.of(tensor) is None for tensor in operands):
-            return None
-        elif not operands and not _makes(func):
+        elif not self._are_known(operands) or not (operands or facts.makes):
             return None
         on_host = {name: self._on_host(value) for name, value in kwargs.items()}
-        if kwargs.get("device") is not None or _makes(func):
+        if kwargs.get("device") is not None or facts.makes:
             on_host["device"] = torch.device("cpu")
         try:
             return (func(*self._on_host(args), **on_host),)
         except (RuntimeError, NotImplementedError, IndexError):
             return None  # a type that the CPU has no kernel for
+
+    def _are_known(self, tensors: Sequence[torch.Tensor]) -> bool:
+        known = self._known
+        return all(not tensor.is_meta or tensor.untyped_storage()._cdata in known for tensor in tensors)
 
     def _on_host(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -285,39 +293,51 @@ def _same_view(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Ten
     return bare.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())  # type: ignore[call-overload,no-any-return]
 
 
-def _written(func: OpOverload, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """The meta operands that ``func`` writes to."""
-    found: list[torch.Tensor] = []
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[place] if place < len(args) else kwargs.get(argument.name)
-            found.extend(tensor for tensor in tensors_in(value) if tensor.is_meta)
-    return found
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What an operator's schema says of it."""
+
+    returns: bool
+    views: bool  # a result shares memory with an operand
+    makes: bool  # tensors out of numbers
+    drawn: bool  # at random
+    writes: tuple[tuple[int, str], ...]  # the places and names of operands that it writes to
+
+    def written(self, args: Any, kwargs: Any) -> list[torch.Tensor]:
+        """The meta operands that are written to."""
+        operands = (args[place] if place < len(args) else kwargs.get(name) for place, name in self.writes)
+        return [tensor for operand in operands for tensor in tensors_in(operand) if tensor.is_meta]
 
 
-def _makes(func: OpOverload) -> bool:
-    """Does ``func`` make tensors out of numbers?"""
+@cache
+def _facts(func: OpOverload) -> _Facts:
     arguments = func._schema.arguments
-    return any(argument.name == "device" for argument in arguments) and not any(
-        "Tensor" in str(argument.type) for argument in arguments
+    takes_tensors = any("Tensor" in str(argument.type) for argument in arguments)
+    return _Facts(
+        returns=bool(func._schema.returns),
+        views=any(value.alias_info is not None for value in func._schema.returns),
+        makes=not takes_tensors and any(argument.name == "device" for argument in arguments),
+        drawn=torch.Tag.nondeterministic_seeded in func.tags and func not in _DRAWN,
+        writes=tuple(
+            (place, argument.name)
+            for place, argument in enumerate(arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ),
     )
 
 
-def _on_meta(args: Any, kwargs: Any) -> bool:
-    """Are the results of an operator with these operands on meta?"""
+def _on_meta(operands: Sequence[torch.Tensor], kwargs: Any) -> bool:
+    """Are the results of an operator on these on meta?"""
     device = kwargs.get("device")
-    if device is not None:
-        return torch.device(device).type == "meta"
-    return any(tensor.is_meta for tensor in tensors_in((args, kwargs)))
+    return torch.device(device).type == "meta" if device is not None else any(each.is_meta for each in operands)
 
 
-def _may_be_large(args: Any) -> bool:
+def _may_be_large(operands: Sequence[torch.Tensor]) -> bool:
     """May operands that are broadcast to each other make more than ``MOST_BYTES``?"""
-    operands = list(tensors_in(args))
-    try:
-        elements = torch.broadcast_shapes(*(tensor.shape for tensor in operands)).numel()
-    except RuntimeError:  # they are not
-        elements = max(tensor.numel() for tensor in operands)
+    elements = max(tensor.numel() for tensor in operands)
+    if len(operands) == 2:
+        with suppress(RuntimeError):  # they are not
+            elements = torch.broadcast_shapes(*(tensor.shape for tensor in operands)).numel()
     return elements * max(tensor.element_size() for tensor in operands) > MOST_BYTES
 
 
