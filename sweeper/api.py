@@ -314,7 +314,11 @@ def frontier(
     check_device(spec)
     check_choices(spec)
     traces = TraceCache(default_folder()) if cache else None
-    with open_runner("fork", timeout_s=timeout_s) as runner, tempfile.TemporaryDirectory() as scratch:
+    preload = modules_of(spec.model, spec.config)
+    with (
+        open_runner("fork", timeout_s=timeout_s, preload=preload) as runner,
+        tempfile.TemporaryDirectory() as scratch,
+    ):
         if spec.device == "auto":
             spec = _as_calibrated(dataclasses.replace(spec, device=_choose_device(runner)), kept)
             check_choices(spec)
