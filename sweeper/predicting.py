@@ -143,7 +143,7 @@ def job_traces(tracer: StepTracer, spec: TrialSpec, kernels: str) -> AffineTrace
     """The law of ``spec``'s step over the batch; where there is none, its traces one by one."""
     if spec.model in DETECTION:
         why = NotAffine("a detector runs operators of its own for every image", event=0)
-        return EachSize(tracer, spec, kernels, taken=(), why=why)
+        return EachSize(tracer, spec, kernels, taken={}, why=why)
     taken = tracer.traces(spec, kernels, _LAW_SIZES)
     try:
         return AffineTrace.join(*taken)

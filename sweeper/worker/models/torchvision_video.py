@@ -60,16 +60,6 @@ def build(name: str, model_args: Mapping[str, Any], image_size: int | None) -> W
     return Workload(model=model, make_batch=make_batch, loss=classification_loss, sizes=sizes)
 
 
-def _check_mvit(name: str, frames: int, size: int) -> None:
-    for what, given, multiple in (
-        ("an image size", size, _MVIT_MULTIPLE),
-        ("a number of frames", frames, _MVIT_FRAMES),
-    ):
-        if given % multiple:
-            near = max(multiple, round(given / multiple) * multiple)
-            raise UsageError(f"{name} needs {what} that {multiple} divides, not {given}", hint=f"the nearest is {near}")
-
-
 def _smallest(name: str) -> tuple[int, int]:
     """Frames and pixels of the smallest clip that trains."""
     return next((least for prefix, least in _SMALLEST.items() if name.startswith(prefix)), _SMALLEST_OTHERWISE)
