@@ -178,7 +178,6 @@ PUBLISHED = {
     "hf:openai/whisper-small": 241_734_912,
     "hf:google/vit-base-patch16-224": 86_567_656,
     "resnet50": 25_557_032,
-    "timm:resnet50": 25_557_032,
 }
 
 
