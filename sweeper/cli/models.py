@@ -28,7 +28,7 @@ class _NotListed(UnknownName):
 @click.option("--json", "as_json", is_flag=True, help="Print every row as JSON.")
 def models(pattern: str, as_json: bool) -> None:
     """List the models that --model knows by name; PATTERN picks by part of the name, or as 'timm:vit_*224'."""
-    found = listing.matching(pattern)
+    found: Sequence[Listed] = listing.matching(pattern)
     if not found:
         names = (row.name for row in listing.listed())
         raise _NotListed("model", pattern, names, listing="`sweep models` lists them all")
