@@ -43,7 +43,7 @@ def wrap_blocks(workload: Workload, name: str) -> str:
         return f"checkpointed: {workload.checkpoint()}"
     blocks = _blocks(workload.model)
     for block in blocks:
-        block.module.forward = _checkpointed(block.module.forward)
+        block.module.forward = _checkpointed(block.module.forward)  # type: ignore[method-assign]
     chains = [] if blocks else _chains(workload.model)
     for chain in chains:
         chain.module.forward = chain.run
