@@ -43,10 +43,10 @@ def wrap_blocks(workload: Workload, name: str) -> str:
         return f"checkpointed: {workload.checkpoint()}"
     blocks = _blocks(workload.model)
     for block in blocks:
-        block.module.forward = _checkpointed(block.module.forward)  # type: ignore[method-assign]
+        block.module.forward = _checkpointed(block.module.forward)
     chains = [] if blocks else _chains(workload.model)
     for chain in chains:
-        chain.module.forward = chain.run
+        chain.module.forward = chain.run  # type: ignore[method-assign]
     if not blocks and not chains:
         raise UsageError(
             f"{name} has no repeated blocks to checkpoint",

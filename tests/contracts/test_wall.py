@@ -22,6 +22,7 @@ FLOORS: tuple[frozenset[str], ...] = (
             "belief",
             "calibration",
             "curve",
+            "effective_batch",
             "failures",
             "failure_texts",
             "history",
