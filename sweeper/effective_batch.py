@@ -34,7 +34,7 @@ class Split:
 
 
 def split(target_batch: int, *, largest: int, fitted: Collection[int]) -> Split:
-    """How ``target_batch`` is made where ``largest`` is the largest batch proven to fit, among those that ``fitted``."""
+    """How ``target_batch`` is made of what fits: ``largest`` at most; ``fitted`` are the sizes that ran."""
     divisor = max(size for size in range(1, min(largest, target_batch) + 1) if target_batch % size == 0)
     micro = divisor
     if divisor < min(_LEAST_SHARE * largest, target_batch):

@@ -94,9 +94,10 @@ class TrialSpec:
     A choice that its model or device cannot do is refused, by ``choices`` before the first trial or by the worker.
     ``config`` is a model configuration (JSON) of a library that builds from one.  ``optimizer_args`` go to the
     optimizer's constructor, ``foreach`` and ``fused`` among them.  ``freeze`` are patterns (``fnmatch``) of parameter
-    names that are not trained; with ``lora_rank`` all are frozen but the adapters and a classifier's last layer.  One
-    step of the optimizer takes ``accumulate`` batches of ``batch_size``.  ``attention`` is the only kernel that may be chosen.  ``card`` is the
-    card to simulate where it is not as the catalogue has it: calibrated, or of no catalogue.
+    names that are not trained; with ``lora_rank`` all are frozen but the adapters and a classifier's last layer.
+    One step of the optimizer takes ``accumulate`` batches of ``batch_size``.  ``attention`` is the only kernel that may
+    be chosen.  ``card`` is the card to simulate where it is not as the catalogue has it: calibrated, or of no
+    catalogue.
     """
 
     TAGGED: ClassVar[bool] = True

@@ -46,8 +46,8 @@ The object of ``to_json`` (schema 1; bytes are integers, times seconds, what was
                        "list_price" (words, where the price is a list's)}; or null
     calibration        what was measured of the card and is used: {"card", "date", "torch", "driver", "outside_bytes",
                        "reserved_offset_bytes"}; or null
-    accumulation       how the effective batch is kept: {"target_batch", "micro_batch", "accumulate", "last" (of the last
-                       micro-batch), "was_run"}; null where none was asked for, or nothing is proven to fit
+    accumulation       how the effective batch is kept: {"target_batch", "micro_batch", "accumulate", "last" (the last
+                       micro-batch's), "was_run"}; null where none was asked for, or nothing is proven to fit
     facts              what was done to the model for the choices of its training: sentences
     warnings           sentences
     spec               all that was asked of a trial but its size

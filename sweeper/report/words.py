@@ -237,14 +237,11 @@ def effective_batch(record: Record) -> str | None:
     made = f"{found.micro_batch} x {found.accumulate}"
     if found.last != found.micro_batch:
         made = f"{found.micro_batch} x {found.accumulate - 1} + {found.last}"
-    run = (
-        f"{found.micro_batch} ran"
-        if found.was_run
-        else f"{found.micro_batch} was not run itself, {record.max_batch} was"
-    )
+    run = "ran" if found.was_run else f"was not run itself, {record.max_batch} was"
     text = (
         f"an effective batch of {found.target_batch} is {made}: --batch-size {found.micro_batch} "
-        f"--accumulate {found.accumulate} ({run}; trials kept the gradients of one micro-batch while the next ran)"
+        f"--accumulate {found.accumulate} ({found.micro_batch} {run}; "
+        "trials kept the gradients of one micro-batch while the next ran)"
     )
     return said(record, text)
 

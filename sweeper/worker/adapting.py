@@ -111,7 +111,8 @@ def _last_layer(model: nn.Module) -> str | None:
 
 
 def _weights(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> int:
-    return sum(layer.weight.numel() for layer in model.modules() if isinstance(layer, kinds))  # type: ignore[operator,union-attr]
+    layers = (layer for layer in model.modules() if isinstance(layer, kinds))
+    return sum(layer.get_parameter("weight").numel() for layer in layers)
 
 
 def _share(model: nn.Module) -> str:

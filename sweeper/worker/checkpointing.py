@@ -46,7 +46,7 @@ def wrap_blocks(workload: Workload, name: str) -> str:
         block.module.forward = _checkpointed(block.module.forward)
     chains = [] if blocks else _chains(workload.model)
     for chain in chains:
-        chain.module.forward = chain.run
+        chain.module.forward = chain.run  # type: ignore[method-assign]
     if not blocks and not chains:
         raise UsageError(
             f"{name} has no repeated blocks to checkpoint",

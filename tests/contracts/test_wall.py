@@ -27,6 +27,7 @@ FLOORS: tuple[frozenset[str], ...] = (
             "cost",
             "curve",
             "difference",
+            "effective_batch",
             "failures",
             "failure_texts",
             "history",

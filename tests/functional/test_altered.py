@@ -103,7 +103,7 @@ def test_checkpointing_changes_no_gradient_and_no_name(model: str, size: int | N
         torch.testing.assert_close(again[name], plain[name])
 
 
-@pytest.mark.parametrize("model", ["vit_b_16", "resnet50", "densenet121"])
+@pytest.mark.parametrize("model", ["vit_b_16", "resnet50"])
 def test_checkpointing_lowers_the_peak_by_activations_alone(model: str) -> None:
     plain, again = (simulated(model=model, batch_size=16, checkpointing=on) for on in (False, True))
     assert plain.breakdown is not None
