@@ -28,6 +28,7 @@ from sweeper.errors import UsageError
 from sweeper.trial import Optimizer, Scalar, TrialSpec
 from sweeper.worker.compiling import check_compiler
 from sweeper.worker.devices import Device, map_tensors
+from sweeper.worker.tracing import releases
 from sweeper.worker.tracing.eight_bit import uncompiled
 
 __all__ = ["LEARNING_RATE", "make_optimizer", "state_tensors"]
@@ -128,12 +129,14 @@ _FUSED = {
 def _check_fused(optimizer: Optimizer, device: Device) -> None:
     """Raises ``UsageError`` where this PyTorch has no such kernel for ``device``.
 
-    A simulated card has the kernels of PyTorch's CUDA build; a build without it cannot be asked, and is believed.
+    On a simulated card it is PyTorch's CUDA build that counts, which is not always the one that is installed.
     """
     kernels = "CPU" if device.torch_device.type == "cpu" else "CUDA"
-    if kernels == "CUDA" and not torch.backends.cuda.is_built():
-        return
-    if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{_FUSED[optimizer]}", kernels):
+    if device.simulated:
+        there = optimizer != "adagrad" or releases.ADAGRAD_IS_FUSED
+    else:
+        there = torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{_FUSED[optimizer]}", kernels)
+    if not there:
         raise UsageError(
             f"torch {torch.__version__} has no fused {optimizer} for {kernels}", hint="leave fused=true out"
         )

@@ -52,6 +52,8 @@ def stepping_as_on_cuda(ledger: Ledger | None = None) -> Iterator[None]:
 
 
 def _choose_foreach(optimizer: torch.optim.Optimizer) -> None:
+    if isinstance(optimizer, torch.optim.Adafactor):  # loops unless it is told otherwise: _adafactor.py
+        return
     for group in optimizer.param_groups:
         if "foreach" in group and group["foreach"] is None and not group.get("fused"):
             group["foreach"] = not group.get("differentiable", False)
