@@ -1,4 +1,4 @@
-"""Precisions, optimizers, allocator words and steps of one's own: what each does to what is held, and what is refused."""
+"""Precisions, optimizers, allocator words, steps of one's own: what each does to what is held, and what is refused."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils._triton import has_triton
 
-from sweeper.allocator_conf import VARIABLES, AllocatorConf, words_in_force
+from sweeper.allocator_conf import VARIABLES, words_in_force
 from sweeper.errors import UsageError
 from sweeper.runner import ForkRunner, Runner
 from sweeper.trial import (
@@ -183,10 +183,9 @@ def test_words_for_the_allocator_come_before_the_environments(
     report = runner.run(Describe(device="sim:t4", alloc_conf="expandable_segments:True"), tmp_path / "report")
     assert isinstance(report, DeviceReport)
     assert report.allocator_conf == "expandable_segments:True"
-    segments, expandable = fit(run(alloc_conf="")), fit(run(alloc_conf="expandable_segments:True"))
-    assert expandable.peak_allocated_bytes <= segments.peak_allocated_bytes
-    assert expandable.peak_reserved_bytes < segments.peak_reserved_bytes
-    assert AllocatorConf.parse("expandable_segments:True").expandable_segments
+    by_default = fit(run(alloc_conf="", batch_size=1200))
+    rounded = fit(run(alloc_conf="roundup_power2_divisions:2", batch_size=1200))  # 1200 KiB to 1536
+    assert rounded.peak_allocated_bytes > by_default.peak_allocated_bytes
 
 
 @pytest.mark.skipif(has_triton(), reason="Triton is here, and knows this GPU")
@@ -219,7 +218,8 @@ def test_a_step_or_an_optimizer_of_ones_own_runs_in_place_of_sweepers(factory: s
 
 def test_a_step_of_ones_own_takes_what_the_same_step_of_sweepers_takes(run: Any) -> None:
     own, sweepers = fit(run("whole")), fit(run("plain", optimizer="adam"))
-    assert own.peak_allocated_bytes == sweepers.peak_allocated_bytes
+    outputs_bytes = 8 * 4 * WIDTH  # which this step does not keep until the next
+    assert own.peak_allocated_bytes == sweepers.peak_allocated_bytes - outputs_bytes
 
 
 @pytest.mark.parametrize(
