@@ -108,7 +108,11 @@ def test_fp8_casts_in_the_layers_that_it_can_and_holds_no_less(run: Any) -> None
     needs_torchao("fp8")
     layers = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 10), nn.MultiheadAttention(32, 2))
     converted = model_in(layers, "fp8")
-    assert [type(module).__name__ for module in converted] == ["Float8Linear", "Linear", "MultiheadAttention"]
+    assert [type(module).__name__ for module in converted.children()] == [
+        "Float8Linear",
+        "Linear",
+        "MultiheadAttention",
+    ]
     assert type(layers[2].out_proj).__name__ == "NonDynamicallyQuantizableLinear"
     eight, full = fit(run(precision="fp8")), fit(run())
     assert eight.holdings is not None

@@ -103,9 +103,9 @@ def test_words_for_the_allocator_act_and_come_before_the_environments(answer: An
     report = answer(Describe(device="cuda", alloc_conf=words), GIB, more=more)
     assert isinstance(report, DeviceReport)
     assert report.allocator_conf == words
-    linears = {"network": "linears", "batch_size": 300}  # activations of 1200 KiB
     peaks = [
-        fit(answer(spec(**linears, alloc_conf=asked), GIB, more=more)).peak_allocated_bytes for asked in (words, None)
+        fit(answer(spec("linears", 300, alloc_conf=asked), GIB, more=more)).peak_allocated_bytes
+        for asked in (words, None)  # activations of 1200 KiB
     ]
     assert peaks[0] - peaks[1] >= 8 * 336 * KIB  # each rounded to 1536
 

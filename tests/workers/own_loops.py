@@ -23,7 +23,7 @@ def _adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 def _train_step(model: nn.Module, batch: tuple[Tensor, Tensor], optimizer: torch.optim.Optimizer) -> Tensor:
     optimizer.zero_grad()
     loss = F.mse_loss(model(batch[0]), batch[1])
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     optimizer.step()
     return loss
 
