@@ -31,7 +31,7 @@ from sweeper.worker.devices import Device, map_tensors
 from sweeper.worker.tracing import releases
 from sweeper.worker.tracing.eight_bit import uncompiled
 
-__all__ = ["LEARNING_RATE", "make_optimizer", "state_tensors"]
+__all__ = ["LEARNING_RATE", "import_optimizer", "make_optimizer", "state_tensors"]
 
 LEARNING_RATE = 1e-3
 
@@ -72,6 +72,16 @@ _CHOICES: Mapping[Optimizer, _Choice] = {
     "adafactor": _of_torch("Adafactor"),
     "adamw-8bit": _Choice(_eight_bit, "torchao.optim.AdamW8bit"),
 }
+
+
+def import_optimizer(spec: TrialSpec) -> None:
+    """Import what the optimizer comes from, before anything is measured: on ``cpu`` a module's pages would count.
+
+    Raises ``UsageError`` when it is not installed.
+    """
+    if spec.optimizer == "adamw-8bit" and spec.mode == "train":
+        _eight_bit()
+        importlib.import_module("torch._dynamo")  # which its step imports
 
 
 def make_optimizer(spec: TrialSpec, parameters: Iterable[nn.Parameter], device: Device) -> torch.optim.Optimizer | None:

@@ -43,7 +43,8 @@ class _Tables(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is torch.tensor and isinstance(args[0], list | tuple) and torch.device(kwargs["device"]).type == "meta":
+        on_card = torch.device(kwargs.get("device") or "cpu").type == "meta"
+        if func is torch.tensor and on_card and isinstance(args[0], list | tuple):
             return torch.empty(len(args[0]), **kwargs)
         return func(*args, **kwargs)
 
