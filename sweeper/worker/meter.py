@@ -195,8 +195,8 @@ class KindSizes:
 
     Weights, buffers, gradients, optimizer state and inputs are tensors in hand.  What is allocated at the end of the
     loss and is none of these are activations.  What a peak holds beyond is workspace: it was gone before the phase
-    ended.  A gradient counts from the moment autograd has finished it (a hook on each parameter).  Of the peak in a step
-    of the user's own only weights, buffers, state and inputs are told apart; all else in it counts as activations.
+    ended.  A gradient counts from the moment autograd has finished it (a hook on each parameter).  Of the peak in a
+    step of the user's own only weights, buffers, state and inputs are told apart; all else counts as activations.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:

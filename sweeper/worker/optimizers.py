@@ -28,9 +28,10 @@ from sweeper.errors import UsageError
 from sweeper.trial import Optimizer, Scalar, TrialSpec
 from sweeper.worker.compiling import check_compiler
 from sweeper.worker.devices import Device, map_tensors
+from sweeper.worker.tracing import releases
 from sweeper.worker.tracing.eight_bit import uncompiled
 
-__all__ = ["LEARNING_RATE", "make_optimizer", "state_tensors"]
+__all__ = ["LEARNING_RATE", "import_optimizer", "make_optimizer", "state_tensors"]
 
 LEARNING_RATE = 1e-3
 
@@ -71,6 +72,16 @@ _CHOICES: Mapping[Optimizer, _Choice] = {
     "adafactor": _of_torch("Adafactor"),
     "adamw-8bit": _Choice(_eight_bit, "torchao.optim.AdamW8bit"),
 }
+
+
+def import_optimizer(spec: TrialSpec) -> None:
+    """Import what the optimizer comes from, before anything is measured: on ``cpu`` a module's pages would count.
+
+    Raises ``UsageError`` when it is not installed.
+    """
+    if spec.optimizer == "adamw-8bit" and spec.mode == "train":
+        _eight_bit()
+        importlib.import_module("torch._dynamo")  # which its step imports
 
 
 def make_optimizer(spec: TrialSpec, parameters: Iterable[nn.Parameter], device: Device) -> torch.optim.Optimizer | None:
@@ -128,12 +139,14 @@ _FUSED = {
 def _check_fused(optimizer: Optimizer, device: Device) -> None:
     """Raises ``UsageError`` where this PyTorch has no such kernel for ``device``.
 
-    A simulated card has the kernels of PyTorch's CUDA build; a build without it cannot be asked, and is believed.
+    On a simulated card it is PyTorch's CUDA build that counts, which is not always the one that is installed.
     """
     kernels = "CPU" if device.torch_device.type == "cpu" else "CUDA"
-    if kernels == "CUDA" and not torch.backends.cuda.is_built():
-        return
-    if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{_FUSED[optimizer]}", kernels):
+    if device.simulated:
+        there = optimizer != "adagrad" or releases.ADAGRAD_IS_FUSED
+    else:
+        there = torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{_FUSED[optimizer]}", kernels)
+    if not there:
         raise UsageError(
             f"torch {torch.__version__} has no fused {optimizer} for {kernels}", hint="leave fused=true out"
         )

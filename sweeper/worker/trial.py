@@ -34,6 +34,7 @@ from sweeper.worker.devices import Device, DeviceMissing, FailureDetail, map_ten
 from sweeper.worker.devices.cuda import CudaDevice
 from sweeper.worker.devices.simulated import SimulatedDevice
 from sweeper.worker.meter import Meter
+from sweeper.worker.optimizers import import_optimizer
 from sweeper.worker.training import train
 from sweeper.worker.workload import load
 
@@ -133,6 +134,7 @@ def _attempt(spec: TrialSpec, device: Device) -> Outcome | Refused:
     meter = Meter(device, look_in=1 if spec.steps > 2 else 0)
     meter.card_before = device.card_memory()
     try:
+        import_optimizer(spec)
         with device.session():
             try:
                 with device.build_context():

@@ -179,7 +179,8 @@ def open_device(
 ) -> Device:
     """Return the device of that name, its limit set; ``card`` is what to simulate where the name does not say it all.
 
-    ``alloc_conf`` is what PyTorch's CUDA allocator is told, where there is one.  Raises ``DeviceMissing`` when it is not on this machine, and ``UnknownName`` for a card that is in no catalogue.
+    ``alloc_conf`` is what PyTorch's CUDA allocator is told, where there is one.  Raises ``DeviceMissing`` when it is
+    not on this machine, and ``UnknownName`` for a card that is in no catalogue.
     """
     kind, _, rest = name.partition(":")
     if kind == "sim":

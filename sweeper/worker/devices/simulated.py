@@ -46,7 +46,8 @@ class SimulatedDevice(Device):
     With ``record`` its capacity is unlimited, and ``trace`` is what it was asked.
 
     Raises ``UnknownName`` when the catalogue has no such card.  The allocator is configured, as the real one, by
-    ``PYTORCH_CUDA_ALLOC_CONF``, unless ``alloc_conf`` says how.  Without ``cudnn_workspaces`` convolutions take none, as on the stand-in runtime.
+    ``PYTORCH_CUDA_ALLOC_CONF``, unless ``alloc_conf`` says how.  Without ``cudnn_workspaces`` convolutions take none,
+    as on the stand-in runtime.
 
     With ``reductions`` sums over very many elements, and the gradients of embeddings of many tokens, take their
     scratch, as on the card.  It is left out otherwise because it follows no line over the batch, and a prediction is a

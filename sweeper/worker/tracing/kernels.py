@@ -76,6 +76,8 @@ class CudaKernels:
             return partial(_native_layer_norm_backward, self._processors)
         if func is aten.embedding_dense_backward.default:
             return partial(indexing.embedding_backward, sorts=self._processors is not None)
+        if func is aten.mse_loss.default:
+            return partial(_mse_loss, self._processors)
         if func in (aten.max.default, aten.min.default):
             return partial(_extreme, self._processors)
         if func in reductions.OPERATORS and self._processors is not None:
@@ -185,6 +187,31 @@ def _foreach_in_place(card: Card, func: OpOverload, args: Any, kwargs: Any) -> N
     """Changes values and nothing else, on every device; without values there is nothing to do."""
     if not args[0] or not args[0][0].is_meta:
         func(*args, **kwargs)
+
+
+def _number(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
+    """A number read from a tensor takes nothing; where it only scales, one will do."""
+    return 1.0 if args[0].is_meta and card.number_only_scales() else func(*args, **kwargs)
+
+
+def _mse_loss(processors: reductions.Processors | None, card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
+    """The loss, with room for every element though it is one; then every element, which are reduced into it.
+
+    ``mse_loss``, Loss.cpp: its result is sized for the elements before it is sized for one, and keeps the room.  Seen
+    in the allocator's history of 2.14.
+    """
+    source, target = args[:2]
+    reduction = args[2] if len(args) > 2 else kwargs.get("reduction", 1)
+    if reduction == 0 or not source.is_meta:
+        return func(*args, **kwargs)
+    shape = torch.broadcast_shapes(source.shape, target.shape)
+    room = torch.empty(shape, dtype=torch.promote_types(source.dtype, target.dtype), device="meta")
+    card.announce_result(room, func)
+    give_back = card.scratch(room.numel() * room.element_size(), "mse_loss")
+    if processors is not None:
+        reductions.share(processors, card, room, range(room.dim()))
+    give_back()
+    return room.resize_(())
 
 
 def _extreme(processors: reductions.Processors | None, card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
@@ -377,6 +404,7 @@ _KERNELS: dict[OpOverload, Kernel] = {
     aten.div.Tensor: pointwise.binary,
     aten.add.Tensor: _sum_of_gradients,
     aten.detach.default: _detach,
+    aten._local_scalar_dense.default: _number,
     aten.native_dropout.default: pointwise.dropout,
     aten.native_dropout_backward.default: pointwise.dropout_backward,
     aten._softmax_backward_data.default: _softmax_backward,

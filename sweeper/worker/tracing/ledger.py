@@ -32,7 +32,7 @@ class Ledger:
 
     def __init__(self, allocator: CachingAllocator) -> None:
         self.allocator = allocator
-        self.optimizing = False  # does an optimizer step, just now?
+        self.optimizing: type[torch.optim.Optimizer] | None = None  # of what kind the optimizer is that steps just now
         self._events: list[int] = []
         self._sizes: list[int] = []
         self._held: list[int] = []  # what each took of the allocator's count, after rounding
@@ -64,7 +64,7 @@ class Ledger:
         if (
             self._marks
             and self._marks[-1].phase == phase
-            and (phase == "step" or (self.optimizing and kind == "optimizer"))
+            and (phase == "step" or (self.optimizing is not None and kind == "optimizer"))
         ):
             # Made and gone within one optimizer step: scratch of its arithmetic, not state.
             self.relabel(number, "workspace")

@@ -30,11 +30,11 @@ def stepping_as_on_cuda(ledger: Ledger | None = None) -> Iterator[None]:
     def begin(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         _choose_foreach(optimizer)
         if ledger is not None:
-            ledger.optimizing = True
+            ledger.optimizing = type(optimizer)
 
     def end(_optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         if ledger is not None:
-            ledger.optimizing = False
+            ledger.optimizing = None
 
     hooks = [
         torch_optimizer.register_optimizer_step_pre_hook(begin),
@@ -52,6 +52,8 @@ def stepping_as_on_cuda(ledger: Ledger | None = None) -> Iterator[None]:
 
 
 def _choose_foreach(optimizer: torch.optim.Optimizer) -> None:
+    if isinstance(optimizer, torch.optim.Adafactor):  # loops unless it is told otherwise: _adafactor.py
+        return
     for group in optimizer.param_groups:
         if "foreach" in group and group["foreach"] is None and not group.get("fused"):
             group["foreach"] = not group.get("differentiable", False)

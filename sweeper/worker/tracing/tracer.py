@@ -126,6 +126,10 @@ class Tracer(TorchDispatchMode):
         node = torch._C._current_autograd_node()
         return node is not None and node._sequence_nr() == ACCUMULATE_GRAD
 
+    def number_only_scales(self) -> bool:
+        """Adafactor reads the norms of parameters and of their updates, to scale by."""
+        return self._ledger.optimizing is torch.optim.Adafactor
+
     def mark_gradient(self, gradient: torch.Tensor) -> None:
         """Say that ``gradient``, counted under another kind, is kept as a parameter's ``.grad``."""
         held = self._live.get(gradient.untyped_storage()._cdata)
@@ -238,7 +242,7 @@ class Tracer(TorchDispatchMode):
     def _kind_in(self, phase: Phase) -> Kind:
         if phase in ("backward", "train_step") and self.stores_gradient():
             return "gradients"
-        return "optimizer" if phase == "train_step" and self._ledger.optimizing else _KIND_IN[phase]
+        return "optimizer" if phase == "train_step" and self._ledger.optimizing is not None else _KIND_IN[phase]
 
     def _gone(self, held: weakref.ref[torch.UntypedStorage]) -> None:
         assert isinstance(held, _Held)
