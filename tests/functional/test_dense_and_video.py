@@ -17,14 +17,15 @@ from sweeper.worker.workload import load
 
 
 def spec(model: str, **changes: Any) -> TrialSpec:
-    return TrialSpec(**{"model": model, "batch_size": 2, "device": "sim:h100", "steps": 1} | changes)
+    usual: dict[str, Any] = {"batch_size": 2, "device": "sim:h100", "steps": 1}
+    return TrialSpec(model=model, **{**usual, **changes})
 
 
 _ALL = (*SEGMENTATION, *VIDEO, *OPTICAL_FLOW)
 
 
 # Each of the larger kinds has models that differ in depth alone, so every second one takes the other precision.
-@pytest.mark.parametrize(("number", "model"), enumerate(_ALL), ids=_ALL)
+@pytest.mark.parametrize(("number", "model"), list(enumerate(_ALL)), ids=_ALL)
 def test_every_one_of_them_simulates_a_step(number: int, model: str) -> None:
     fit = trial.run(spec(model, precision=("fp32", "amp-fp16")[number % 2]))
     assert isinstance(fit, Fit), fit

@@ -28,9 +28,8 @@ SMALL = 96
 
 def spec(model: str, **changes: Any) -> TrialSpec:
     size = None if model in FIXED else SMALL
-    return TrialSpec(
-        **{"model": model, "batch_size": 2, "device": "sim:rtx4060", "image_size": size, "steps": 1} | changes
-    )
+    usual: dict[str, Any] = {"batch_size": 2, "device": "sim:rtx4060", "steps": 1, "image_size": size}
+    return TrialSpec(model=model, **{**usual, **changes})
 
 
 def load_on_meta(model: str, **changes: Any) -> Workload:

@@ -66,7 +66,7 @@ def build(spec: TrialSpec, model_args: Mapping[str, Any], image_size: int | None
     _freeze(name, model, trained)
     if isinstance(heads := getattr(model, "roi_heads", None), RoIHeads):
         heads.__class__ = _KnownRoIHeads
-    side = _FIXED.get(name) or int(model.transform.min_size[-1])  # type: ignore[union-attr,index,arg-type]
+    side = _FIXED.get(name) or int(model.transform.min_size[-1])  # type: ignore[union-attr,index]
     targets = _Targets(objects, classes, side, masks=name.startswith("mask"), keypoints=name.startswith("keypoint"))
 
     def make_batch(batch: int) -> Batch:
