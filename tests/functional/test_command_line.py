@@ -26,7 +26,7 @@ Sweep = Callable[..., tuple[int, str, str]]
         (["resnet18"], "no command is called 'resnet18'", "sweep --help"),
         (["--model", "resnet19"], "no model is called 'resnet19'", "resnet18"),
         (["--model", "resnet19"], "no model is called 'resnet19'", "sweep models"),
-        (["--model", "fasterrcnn_resnet50_fpn"], "fasterrcnn_resnet50_fpn", ""),
+        (["--model", "quantized_resnet50"], "for inference on a CPU", "resnet50"),
         (["--model", "nowhere.py:factory"], "nowhere.py", ""),
         (["--model", "resnet18", "--device", "sim:rtx4061"], "rtx4061", "rtx4060"),
         (["--model", "resnet18", "--device", "sim:"], "names no card", "sweep cards"),

@@ -14,6 +14,7 @@ as many proposals are foreground as the sampler can take, and every detected box
 pasted whole.  Both are the most there can be.
 """
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -61,10 +62,11 @@ def build(spec: TrialSpec, model_args: Mapping[str, Any], image_size: int | None
     if classes < 2:
         raise UsageError(f"{name} needs a class besides the background", hint="give num_classes=2 or more")
     model = construct(name, arguments, _shape(name, image_size))
+    _check_arguments(name, model, arguments)
     _freeze(name, model, trained)
     if isinstance(heads := getattr(model, "roi_heads", None), RoIHeads):
         heads.__class__ = _KnownRoIHeads
-    side = _FIXED.get(name) or int(model.transform.min_size[-1])  # type: ignore[union-attr,index,arg-type]
+    side = _FIXED.get(name) or int(model.transform.min_size[-1])  # type: ignore[union-attr,index]
     targets = _Targets(objects, classes, side, masks=name.startswith("mask"), keypoints=name.startswith("keypoint"))
 
     def make_batch(batch: int) -> Batch:
@@ -141,6 +143,23 @@ def _shape(name: str, image_size: int | None) -> dict[str, Any]:
             f"{name} needs images of {_SMALLEST} pixels or more, not {image_size}", hint="give a larger one"
         )
     return {"min_size": image_size, "max_size": image_size}
+
+
+def _check_arguments(name: str, model: nn.Module, arguments: Mapping[str, Any]) -> None:
+    """The constructors of the R-CNNs take any keyword and look at those they know."""
+    parameters = [
+        parameter
+        for kind in type(model).__mro__
+        if kind.__module__.startswith("torchvision.models.detection")
+        for parameter in inspect.signature(kind).parameters.values()
+    ]
+    unknown = set(arguments) - {parameter.name for parameter in parameters}
+    if unknown:
+        takes = sorted({each.name for each in parameters if isinstance(each.default, int | float)} | {"num_classes"})
+        raise UsageError(
+            f"{name} takes no argument {', '.join(map(repr, sorted(unknown)))}",
+            hint=f"it takes objects, trainable_backbone_layers, {', '.join(takes)}",
+        )
 
 
 def _freeze(name: str, model: nn.Module, trained: int | None) -> None:

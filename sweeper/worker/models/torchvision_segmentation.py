@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision import models
 
+from sweeper.errors import UsageError
 from sweeper.worker.models import Batch, Workload, require_counts
 from sweeper.worker.models.torchvision import construct
 
@@ -40,6 +41,8 @@ def build(name: str, model_args: Mapping[str, Any], image_size: int | None) -> W
     size = native_size(name) if image_size is None else image_size
     require_counts(num_classes=classes, image_size=size)
     has_auxiliary = not name.startswith("lraspp")
+    if model_args.get("aux_loss") and not has_auxiliary:
+        raise UsageError(f"{name} has no auxiliary head", hint="leave aux_loss out")
     model = construct(name, {"aux_loss": True, **model_args} if has_auxiliary else model_args, {})
 
     def make_batch(batch: int) -> Batch:

@@ -244,10 +244,10 @@ class Literals(TorchFunctionMode):
 
     def __enter__(self) -> "Literals":
         _CURRENT.append(self._values)
-        return super().__enter__()  # type: ignore[no-any-return]
+        return super().__enter__()  # type: ignore[no-untyped-call,no-any-return]
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         _CURRENT.pop()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -290,7 +290,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 def _same_view(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
     bare = torch.empty(0, dtype=tensor.dtype, device="cpu")
-    return bare.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())  # type: ignore[call-overload,no-any-return]
+    return bare.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +338,7 @@ def _may_be_large(operands: Sequence[torch.Tensor]) -> bool:
     if len(operands) == 2:
         with suppress(RuntimeError):  # they are not
             elements = torch.broadcast_shapes(*(tensor.shape for tensor in operands)).numel()
-    return elements * max(tensor.element_size() for tensor in operands) > MOST_BYTES
+    return bool(elements * max(tensor.element_size() for tensor in operands) > MOST_BYTES)
 
 
 def _only_view(tensor: torch.Tensor) -> bool:
