@@ -28,6 +28,7 @@ from sweeper.choices import Choices, check_choices, job
 from sweeper.drawing import draw, draw_timeline
 from sweeper.errors import UnknownName, UsageError, WorkerFailed
 from sweeper.journal import Journal, read_record
+from sweeper.model_names import modules_of
 from sweeper.predicting import Forecast, StepTracer, Wanted, forecasts
 from sweeper.record import CurvePoint, Header, Record, Settings
 from sweeper.runner import Runner, open_runner
@@ -182,7 +183,14 @@ def sweep(
     check_choices(spec)
     host_limit = bytes_of(host_memory_limit)
     with contextlib.ExitStack() as stack:
-        runner = stack.enter_context(open_runner(isolation, timeout_s=timeout_s, host_memory_limit_bytes=host_limit))
+        runner = stack.enter_context(
+            open_runner(
+                isolation,
+                timeout_s=timeout_s,
+                host_memory_limit_bytes=host_limit,
+                preload=modules_of(spec.model, spec.config),
+            )
+        )
         if spec.device == "auto":
             spec = _as_calibrated(dataclasses.replace(spec, device=_choose_device(runner)), kept)
             check_choices(spec)
@@ -272,11 +280,12 @@ def predict_all(
 def resume(folder: str | Path, *, observer: Observer | None = None) -> Run:
     """Go on with the sweep in ``folder``, or return it when it is finished."""
     with Journal.reopen(Path(folder)) as journal:
-        settings = journal.record.header.settings
+        spec, settings = journal.record.header.spec, journal.record.header.settings
         with open_runner(
             settings.isolation,
             timeout_s=settings.timeout_s,
             host_memory_limit_bytes=settings.host_memory_limit_bytes,
+            preload=modules_of(spec.model, spec.config),
         ) as runner:
             return _finish(journal, runner, observer, calibrations(settings.calibration))
 
@@ -390,7 +399,11 @@ def _forecasts(
     words = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
     conf = AllocatorConf.parse(words)
     kept = TraceCache(default_folder()) if cache else None
-    with open_runner("fork", timeout_s=_TRACE_TIMEOUT_S) as runner, tempfile.TemporaryDirectory() as scratch:
+    preload = modules_of(spec.model, spec.config)
+    with (
+        open_runner("fork", timeout_s=_TRACE_TIMEOUT_S, preload=preload) as runner,
+        tempfile.TemporaryDirectory() as scratch,
+    ):
         tracer = StepTracer(runner, Path(scratch) / "trace", cache=kept, on_trace=on_trace)
         return list(forecasts(spec, on, wanted, tracer, conf))
 

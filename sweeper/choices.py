@@ -68,6 +68,7 @@ def job(model: str, choices: Choices) -> TrialSpec:
     )
     check_steps(spec.steps)
     model_names.check_model(spec.model)
+    model_names.check_config(spec.model, spec.config)
     check_choices(spec)
     return spec
 

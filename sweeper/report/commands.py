@@ -8,16 +8,13 @@ import dataclasses
 import shlex
 from pathlib import Path
 
-from sweeper import axes
+from sweeper import axes, model_names
 from sweeper.record import Record
 from sweeper.report import job
 from sweeper.trial import Broken, OutOfMemory, TrialSpec
 from sweeper.units import MIB, format_bytes
 
 __all__ = ["advice", "after_breaking", "last_broken_folder", "next_commands", "sweep_command", "takes_images"]
-
-# A bare name is an image classifier, but for these two of the teaching models.
-_NOT_IMAGES = frozenset({"mlp", "tiny-transformer"})
 
 # Other processes' memory on the card below this is a desktop's; freeing it would not change an answer.
 _WORTH_FREEING_BYTES = 256 * MIB
@@ -40,7 +37,7 @@ _LARGER = 1.5
 
 def takes_images(spec: TrialSpec) -> bool:
     """Whether the samples are images, as far as the name of the model tells."""
-    return spec.image_size is not None or (":" not in spec.model and spec.model not in _NOT_IMAGES)
+    return spec.image_size is not None or model_names.takes_images(spec.model)
 
 
 def sweep_command(spec: TrialSpec, *flags: str, axis: str = "batch") -> str:

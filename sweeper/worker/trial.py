@@ -16,6 +16,7 @@ from sweeper import failures
 from sweeper.axes import at_size
 from sweeper.cards import Card
 from sweeper.errors import SweepError
+from sweeper.model_names import DETECTION
 from sweeper.trace import Trace
 from sweeper.trial import (
     Broken,
@@ -29,6 +30,7 @@ from sweeper.trial import (
     Refused,
     TrialSpec,
 )
+from sweeper.untraceable import lacks_values
 from sweeper.worker.devices import Device, DeviceMissing, FailureDetail, map_tensors, open_device
 from sweeper.worker.devices.cuda import CudaDevice
 from sweeper.worker.devices.simulated import SimulatedDevice
@@ -59,8 +61,7 @@ def describe_model(spec: TrialSpec) -> ModelReport | Refused:
     return ModelReport(
         parameters=sum(p.numel() for p in parameters),
         trainable=sum(p.numel() for p in parameters if p.requires_grad),
-        inputs=_shapes(inputs),
-        **workload.sizes,
+        **{"inputs": _shapes(inputs), **workload.sizes},
     )
 
 
@@ -117,6 +118,18 @@ def _open(name: str, memory_limit_bytes: int | None, card: Card | None) -> Devic
 
 
 def _measure(spec: TrialSpec, device: Device) -> Outcome | Refused:
+    if not isinstance(device, SimulatedDevice):
+        return _attempt(spec, device)
+    if spec.model in DETECTION:
+        device.start_over(with_values=True)
+    outcome = _attempt(spec, device)
+    if not device.has_values and isinstance(outcome, Broken) and lacks_values(outcome):
+        device.start_over(with_values=True)
+        outcome = _attempt(spec, device)
+    return outcome
+
+
+def _attempt(spec: TrialSpec, device: Device) -> Outcome | Refused:
     meter = Meter(device)
     meter.card_before = device.card_memory()
     try:
@@ -156,7 +169,7 @@ def _fit(spec: TrialSpec, device: Device, meter: Meter) -> Fit | Broken:
         allocator_retries=device.allocator_retries(),
         card_before=meter.card_before,
         card_after=device.card_memory(),
-        notes=tuple(note for note in notes if note),
+        notes=(*(note for note in notes if note), *device.notes()),
     )
     doubt = failures.doubt(fit, has_loss=False)
     return Broken(failure=doubt.failure, reason=doubt.reason) if doubt else fit
@@ -196,7 +209,7 @@ def _failed(
         allocator_retries=device.allocator_retries(),
         card_before=meter.card_before,
         card_after=device.card_memory(),
-        notes=meter.failure_notes(),
+        notes=(*meter.failure_notes(), *device.notes()),
     )
 
 

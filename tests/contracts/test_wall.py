@@ -19,12 +19,14 @@ FLOORS: tuple[frozenset[str], ...] = (
         {
             "allocator",
             "allocator_conf",
+            "architectures",
             "belief",
             "calibration",
             "curve",
             "failures",
             "failure_texts",
             "history",
+            "listing",
             "model_names",
             "prediction",
             "probes",
@@ -42,7 +44,9 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"cli", "__main__"}),
 )
 # What the worker shares with the driver: the vocabulary, and what is pure.
-SHARED = FLOORS[0] | {"allocator", "allocator_conf", "calibration", "choices", "failures", "model_names", "trace"}
+SHARED = FLOORS[0] | {
+    "allocator", "allocator_conf", "architectures", "calibration", "choices", "failures", "model_names", "trace",
+}  # fmt: skip
 
 
 def modules() -> list[Path]:

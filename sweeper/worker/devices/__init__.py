@@ -126,6 +126,10 @@ class Device(ABC):
         """(at the peak, the most each kind held) where the device sees every allocation; None elsewhere."""
         return None
 
+    def notes(self) -> tuple[str, ...]:
+        """What whoever reads the trial's outcome must know of how the device came by it; sentences."""
+        return ()
+
     @abstractmethod
     def failure_detail(self, error: BaseException) -> FailureDetail:
         """What the device knows about ``error``."""

@@ -34,6 +34,7 @@ from sweeper.worker.tracing.autocast import casting
 from sweeper.worker.tracing.kernels import CudaKernels
 from sweeper.worker.tracing.modules import ModulePaths
 from sweeper.worker.tracing.selection import selecting
+from sweeper.worker.tracing.values import MOST_INPUT_BYTES, Literals, Values
 
 __all__ = ["SimulatedDevice"]
 
@@ -70,23 +71,35 @@ class SimulatedDevice(Device):
         if memory_limit_bytes is not None:
             self.capacity_bytes = min(self.capacity_bytes, memory_limit_bytes)
             limit_bytes = calibration.allocator_bytes(self._card, memory_limit_bytes)
+        self._record, self._limit_bytes = record, limit_bytes
+        self._cudnn_workspaces, self._reductions = cudnn_workspaces, reductions
         self._conf = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+        major, minor = self._card.compute_capability.split(".")
+        self._compute_capability = int(major), int(minor)
+        self.start_over(with_values=False)
+
+    def start_over(self, *, with_values: bool) -> None:
+        """Forget what ran, for a step to be run from its beginning; ``with_values`` small tensors have some."""
+        unlimited = self._record
         self._allocator = CachingAllocator(
-            capacity_bytes=None if record else calibration.allocator_bytes(self._card, self._card.capacity_bytes),
-            memory_fraction_limit_bytes=None if record else limit_bytes,
+            capacity_bytes=None if unlimited else calibration.allocator_bytes(self._card, self._card.capacity_bytes),
+            memory_fraction_limit_bytes=None if unlimited else self._limit_bytes,
             total_bytes=self._card.total_bytes,
             conf=AllocatorConf.parse(self._conf),
         )
-        major, minor = self._card.compute_capability.split(".")
-        self._compute_capability = int(major), int(minor)
+        self._values = Values() if with_values else None
         self._ledger = Ledger(self._allocator)
         self._modules = ModulePaths()
         kernels = CudaKernels(
             self._compute_capability,
-            multiprocessors=self._card.multiprocessors if reductions else None,
-            cudnn_workspaces=cudnn_workspaces,
+            multiprocessors=self._card.multiprocessors if self._reductions else None,
+            cudnn_workspaces=self._cudnn_workspaces,
         )
-        self._tracer = Tracer(self._ledger, self._modules, kernels)
+        self._tracer = Tracer(self._ledger, self._modules, kernels, self._values)
+
+    @property
+    def has_values(self) -> bool:
+        return self._values is not None
 
     def report(self) -> DeviceReport:
         return DeviceReport(
@@ -111,6 +124,8 @@ class SimulatedDevice(Device):
             stack.enter_context(selecting(self._compute_capability, has_cudnn=self._card.vendor != "AMD"))
             stack.enter_context(casting())
             stack.enter_context(self._tracer)
+            if self._values is not None:
+                stack.enter_context(Literals(self._values, self._tracer.announce_literal))
             yield
 
     @contextmanager
@@ -197,6 +212,9 @@ class SimulatedDevice(Device):
     def breakdowns(self) -> tuple[Breakdown, Breakdown]:
         return self._ledger.breakdowns()
 
+    def notes(self) -> tuple[str, ...]:
+        return self._values.notes() if self._values is not None else ()
+
     def failure_detail(self, error: BaseException) -> FailureDetail:
         if not isinstance(error, SimulatedOutOfMemory):
             return FailureDetail()
@@ -222,6 +240,10 @@ class SimulatedDevice(Device):
                 tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta", requires_grad=tensor.requires_grad
             )
         self._tracer.announce(placed, "to", "", "inputs")
+        if self._values is not None and placed.untyped_storage().nbytes() <= MOST_INPUT_BYTES:
+            known = self._values.of(tensor)
+            if known is not None:
+                self._values.keep(placed, known)
         return placed
 
 

@@ -12,9 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sweeper.trial import Kind, Phase
 from sweeper.worker.tracing.card import Kernel
+from sweeper.worker.tracing.deciding import Decider
 from sweeper.worker.tracing.kernels import CudaKernels
 from sweeper.worker.tracing.ledger import Ledger
 from sweeper.worker.tracing.modules import ACCUMULATE_GRAD, ModulePaths
+from sweeper.worker.tracing.values import Values
 
 __all__ = ["Tracer"]
 
@@ -59,9 +61,14 @@ class _Operator:
 
 
 class Tracer(TorchDispatchMode):
-    """Entered for a whole trial.  ``phase`` and ``step`` are set from outside and label what happens."""
+    """Entered for a whole trial.  ``phase`` and ``step`` are set from outside and label what happens.
 
-    def __init__(self, ledger: Ledger, modules: ModulePaths, kernels: CudaKernels) -> None:
+    With ``values`` small tensors have some, and what depends on values is decided by them.
+    """
+
+    def __init__(
+        self, ledger: Ledger, modules: ModulePaths, kernels: CudaKernels, values: Values | None = None
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.phase: Phase = "setup"
         self._ledger = ledger
@@ -71,6 +78,8 @@ class Tracer(TorchDispatchMode):
         self._live: dict[int, _Held] = {}
         self._scratch: list[int] = []
         self._paused = False
+        self._values = values
+        self._decider = Decider(values, self._run_by_values) if values is not None else None
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -105,6 +114,11 @@ class Tracer(TorchDispatchMode):
         """Count ``result`` now, before what its kernel takes next."""
         self._announce_results(result, self._operators[func].name)
 
+    def announce_literal(self, tensor: torch.Tensor) -> None:
+        """Count a tensor that was made of numbers written in Python, which no operator shows."""
+        if not self._paused and self.phase != "setup":
+            self._take(tensor, "tensor")
+
     def stores_gradient(self) -> bool:
         """Is autograd, just now, keeping a gradient as some parameter's ``.grad``?"""
         node = torch._C._current_autograd_node()
@@ -124,22 +138,45 @@ class Tracer(TorchDispatchMode):
             if func in _FILLS and args[0].is_meta:
                 return args[0]
             return func(*args, **kwargs)
+        if self._decider is not None:
+            return self._run_by_values(func, args, kwargs)
+        return self._run(func, args, kwargs)
+
+    def _run_by_values(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        assert self._decider is not None
+        assert self._values is not None
+        args = self._decider.without_masks(func, args)
+        with self._unwinding():
+            decided = self._decider.answer(self, func, args, kwargs)
+        if decided is not None:
+            self._announce_results(decided[0], func._schema.name.rpartition(":")[2])
+            return decided[0]
+        result = self._run(func, args, kwargs)
+        self._values.follow(func, args, kwargs, result)
+        return result
+
+    def _run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         operator = self._operators.get(func)
         if operator is None:
             operator = self._operators[func] = self._learn(func)
         if operator.kernel is None:
             result = func(*args, **kwargs)
         else:
-            try:
+            with self._unwinding():
                 result = operator.kernel(self, func, args, kwargs)
-            except BaseException:
-                # As C++ does when it unwinds; a step that catches the error goes on with what it really holds.
-                for number in tuple(self._scratch):
-                    self._give_back(number)
-                raise
         if operator.allocates:
             self._announce_results(result, operator.name)
         return result
+
+    @contextmanager
+    def _unwinding(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            # As C++ does when it unwinds; a step that catches the error goes on with what it really holds.
+            for number in tuple(self._scratch):
+                self._give_back(number)
+            raise
 
     def _give_back(self, number: int) -> None:
         self._scratch.remove(number)
