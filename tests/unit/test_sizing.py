@@ -58,6 +58,10 @@ def sequences(*, positions: int | None = None, keeps: int = 0, argument: str | N
     return describe
 
 
+def _none_of(size: int) -> Model:
+    return lambda spec: Refused(message="too big", hint="less") if spec.image_size == size else images()(spec)
+
+
 def settled(
     model: Model, axis: str, *, spec: TrialSpec | None = None, **given: int | None
 ) -> tuple[TrialSpec, Settings]:
@@ -126,9 +130,9 @@ def test_a_model_gets_positions_for_the_longest_sequence_once(keeps: int) -> Non
         (images(image_step=14), "image-size", {"step": 8}, "multiples of 14"),
         (images(image_least=2000), "image-size", {}, "smallest size is 2000, above the largest, 1000"),
         (images(), "image-size", {"least": 1001}, "--min 1001 is above --max 1000"),
-        (sequences(), "seq-len", {"step": 1001}, "no multiple of 1001"),
+        (sequences(), "seq-len", {"step": 1001}, "smallest size is 1001"),
         (sequences(positions=64, argument=None), "seq-len", {}, "has 64 positions"),
-        (lambda spec: images()(spec) if spec.image_size != 1000 else Refused(message="big", hint=""), "image-size", {}, "big"),
+        (_none_of(1000), "image-size", {}, "too big"),
     ],
 )  # fmt: skip
 def test_what_the_model_cannot_take_is_refused(model: Model, axis: str, given: dict[str, int], message: str) -> None:
@@ -168,9 +172,8 @@ def test_a_model_that_breaks_when_asked_is_left_to_its_trial() -> None:
     ],
 )
 def test_words_that_go_nowhere_are_refused(axis: str, given: dict[str, Any], message: str) -> None:
-    words: dict[str, Any] = dict(
-        min_batch=1, max_batch=512, batches=(), min_size=None, max_size=None, step=None
-    )  # fmt: skip
+    words: dict[str, Any] = {"min_batch": 1, "max_batch": 512, "batches": (), "min_size": None, "max_size": None}
+    words["step"] = None
     with pytest.raises(UsageError, match=message):
         sizes_of(axis, **{**words, **given})
 
