@@ -133,7 +133,8 @@ def _step(own: ModelReport | None, spec: TrialSpec, axis: str, asked: int | None
     if own is not None:
         needed = own.token_step if axis == "seq-len" else own.image_step
     if asked is None:
-        return needed or (_TOKEN_STEP if axis == "seq-len" else 1)
+        any_length = axis == "seq-len" and needed in (None, 1)
+        return _TOKEN_STEP if any_length else needed or 1
     if needed and asked % needed:
         raise UsageError(
             f"{spec.model} takes multiples of {needed}, and --step {asked} is none",

@@ -1,14 +1,20 @@
 """Sweeps along other axes than the batch, by the command: proven on both sides, or refused before there is a folder."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sweeper.checks import Sizes
+from sweeper.errors import UsageError
 from sweeper.journal import read_record
+from sweeper.record import Settings
+from sweeper.runner import Runner, open_runner
+from sweeper.sizing import settle
 from sweeper.trial import Fit, OutOfMemory
+from tests.builders import a_spec
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -49,8 +55,8 @@ def test_the_longest_sequence_on_a_simulated_card(sweep: Command) -> None:
 
 
 def test_the_deepest_network_on_the_cpu_goes_on_after_a_kill(sweep: Command, tmp_path: Path) -> None:
-    words = ("--model", "mlp", "--axis", "model.depth", "--min", "4", "--step", "4", "--max", "64", "--steps", "2")
-    how = ("--batch-size", "8", "--memory-limit", "192MiB", "--device", "cpu", "--confirm", "1")
+    words = ("--model", "mlp", "--axis", "model.depth", "--min", "4", "--step", "4", "--max", "32", "--steps", "2")
+    how = ("--batch-size", "8", "--memory-limit", "128MiB", "--device", "cpu", "--confirm", "1")
     found = _swept(sweep, *words, *how)
     assert found["spec"]["model_args"] == {}
     journal = tmp_path / "run" / "journal.jsonl"
@@ -63,19 +69,23 @@ def test_the_deepest_network_on_the_cpu_goes_on_after_a_kill(sweep: Command, tmp
     assert abs(again["max_size"] - found["max_size"]) <= 4  # resident bytes differ by a few from run to run
 
 
+def test_an_argument_that_a_model_has_not_leaves_no_folder(sweep: Command, tmp_path: Path) -> None:
+    code, _, err = sweep("--model", "resnet18", "--axis", "model.nonsense", "--max", "64", "--device", "sim:t4")
+    assert code == 2
+    assert "no argument 'nonsense'" in err
+    assert len(err.splitlines()) == 2, err
+    assert not (tmp_path / "results").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "mlp", "--axis", "image-size", "--max", "64"], "mlp"),
-        (["--model", "resnet18", "--axis", "seq-len", "--max", "64"], "resnet18 takes no"),
-        (["--model", "resnet18", "--axis", "model.nonsense", "--max", "64"], "no argument 'nonsense'"),
         (["--model", "small-cnn", "--axis", "model.depth"], "how far along model.depth"),
         (["--model", "small-cnn", "--axis", "model.depth", "--max", "8", "--model-arg", "depth=4"], "is the axis too"),
-        (["--model", "vit_b_16", "--axis", "image-size", "--max", "512", "--step", "24"], "multiples of 16"),
-        (["--model", "inception_v3", "--axis", "image-size", "--max", "200"], "smallest"),
+        (["--model", "small-cnn", "--axis", "image-size", "--max", "64", "--max-batch", "8"], "bound the batch"),
     ],
 )
-def test_an_axis_that_a_model_has_not_is_refused_in_two_lines_and_leaves_no_folder(
+def test_an_axis_that_the_words_deny_is_refused_in_two_lines(
     sweep: Command, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     code, _, err = sweep(*arguments, "--device", "sim:t4")
@@ -83,3 +93,44 @@ def test_an_axis_that_a_model_has_not_is_refused_in_two_lines_and_leaves_no_fold
     assert message in err
     assert len(err.splitlines()) == 2, err
     assert not (tmp_path / "results").exists()
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Runner]:
+    with open_runner("fork", timeout_s=120) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(
+    ("model", "axis", "most", "step", "message"),
+    [
+        ("mlp", "image-size", 64, None, "mlp"),
+        ("mlp", "seq-len", 64, None, "mlp"),
+        ("resnet18", "seq-len", 64, None, "resnet18 takes no"),
+        ("tiny-transformer", "image-size", 64, None, "tiny-transformer"),
+        ("vit_b_16", "image-size", 512, 24, "multiples of 16"),
+        ("inception_v3", "image-size", 200, None, "smallest size is 299"),
+        ("small-cnn", "model.depht", 8, None, "no argument 'depht'"),
+    ],
+)
+def test_an_axis_that_a_model_has_not_is_refused_by_the_model(
+    runner: Runner, model: str, axis: str, most: int, step: int | None, message: str
+) -> None:
+    sizes = Sizes(floor=None, cap=most, step=step)
+    with pytest.raises(UsageError, match=message):
+        settle(runner, a_spec(model=model), Settings(cap=most, axis=axis), sizes)
+
+
+@pytest.mark.parametrize(
+    ("model", "axis", "grid"),
+    [
+        ("vit_b_16", "image-size", (32, 1024, 16)),
+        ("small-cnn", "image-size", (32, 1024, 1)),
+        ("inception_v3", "image-size", (299, 1024, 1)),
+        ("tiny-transformer", "seq-len", (8, 1024, 8)),
+    ],
+)
+def test_the_grid_is_the_models_own(runner: Runner, model: str, axis: str, grid: tuple[int, int, int]) -> None:
+    sizes = Sizes(floor=None, cap=1024, step=None)
+    _, found = settle(runner, a_spec(model=model), Settings(cap=1024, axis=axis), sizes)
+    assert (found.floor, found.cap, found.step) == grid

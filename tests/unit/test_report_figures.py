@@ -111,7 +111,7 @@ def test_simulated_is_written_on_every_figure_of_a_simulated_device_and_on_no_ot
 @each_case
 def test_the_title_says_the_answer_and_the_boundary_is_named(record: Record) -> None:
     texts = _texts(figures.memory(record))
-    answered = record.max_batch is not None and record.broken is None
+    answered = record.max_size is not None and record.broken is None
     named = [text for text in _axes(figures.memory(record)).texts if "fits" in text.get_text()]
     assert len(named) == answered
     if answered and record.first_failure is not None:

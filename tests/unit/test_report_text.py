@@ -266,7 +266,7 @@ def _nothing_fits(failure: Outcome | None = None, **spec: object) -> Record:
 
 @each_case
 def test_advice_is_given_only_when_nothing_fits(record: Record) -> None:
-    assert bool(advice(record)) == (record.first_failure is not None and record.max_batch is None)
+    assert bool(advice(record)) == (record.first_failure is not None and record.max_size is None)
 
 
 def test_a_larger_card_is_the_smallest_of_the_catalogue_that_is_clearly_larger() -> None:
