@@ -150,9 +150,12 @@ def _batches(
 def on_grid(least: int, most: int, step: int) -> int:
     """The smallest multiple of ``step`` from ``least`` on.  Raises ``UsageError`` where it is more than ``most``."""
     floor = -(-least // step) * step
+    if least > most:
+        raise UsageError(f"the smallest size is {least}, above the largest, {most}", hint="give a larger --max")
     if floor > most:
-        between = f"from {least} to {most}" if least <= most else f"up to {most}"
-        raise UsageError(f"there is no multiple of {step} {between}", hint="give a larger --max, or a smaller --step")
+        raise UsageError(
+            f"there is no multiple of {step} from {least} to {most}", hint="give a larger --max, or a smaller --step"
+        )
     return floor
 
 

@@ -107,9 +107,12 @@ def fit_law(measured: Iterable[tuple[int, int]], *, curved: bool = False) -> Mem
     if best.worst_relative_error <= _LEVEL_WORST_ERROR:
         return best
     for square in (False, True) if curved else (False,):
-        enough = _SQUARE_POINTS if square else _LINE_POINTS
-        levels = range(max(1, len(sizes) - enough + (not square)))
-        laws = [_law(points, sizes, on_level=count, square=square) for count in levels if len(sizes) >= enough]
+        if square and len(sizes) < _SQUARE_POINTS:
+            break
+        # Above a level a curve must pass through one size more than it needs, or it proves nothing beside a square.
+        above = _SQUARE_POINTS + 1 if square else _LINE_POINTS + curved
+        levels = range(max(1, len(sizes) - above + 1))
+        laws = [_law(points, sizes, on_level=count, square=square) for count in levels]
         rising = [law for law in laws if (law.per_square_bytes if square else law.per_sample_bytes) > 0]
         other = min(rising, key=lambda law: _error(law, points), default=best)
         if _error(other, points) < _LEVEL_ERROR_SHARE * _error(best, points):

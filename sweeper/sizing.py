@@ -50,7 +50,7 @@ def settle(runner: Runner, spec: TrialSpec, settings: Settings, sizes: Sizes) ->
         check_range(sizes.floor or 1, sizes.cap)
         floor = on_grid(_least(own, axis, step) if sizes.floor is None else sizes.floor, sizes.cap, step)
         top = sizes.cap // step * step
-        built, argument = _with_positions(own, spec, axis, top)
+        built, argument = model.with_positions(own, top)
         model.check(built, floor, top)
     settled = dataclasses.replace(settings, floor=floor, cap=top, step=step, positions_argument=argument)
     return axes.at_size(built, axis, floor), settled
@@ -77,6 +77,29 @@ class _Model:
         if (found.seq_len if self._axis == "seq-len" else found.image_size) is None:
             raise self._no_such_input(found)
         return found
+
+    def with_positions(self, own: ModelReport | None, top: int) -> tuple[TrialSpec, str | None]:
+        """The spec with positions for ``top`` tokens, and the argument that says how many, where it has too few.
+
+        Raises ``UsageError`` where no argument says it, or the person has said it.
+        """
+        spec = self._spec
+        if self._axis != "seq-len" or own is None or own.positions is None or top <= own.positions:
+            return spec, None
+        argument = own.positions_argument
+        if argument is None:
+            raise UsageError(f"{spec.model} has {own.positions} positions", hint=f"give --max {own.positions}")
+        if argument in spec.model_args:
+            raise UsageError(
+                f"--model-arg {argument}={spec.model_args[argument]} leaves no room for {top} tokens",
+                hint="leave it out: the model is then built with as many positions as --max",
+            )
+        longer = axes.at_size(spec, f"model.{argument}", top)
+        found = self._describe(longer)
+        if found is None or found.positions is None or found.positions >= top:
+            return longer, argument
+        # Some keep a few of those for themselves: roberta's begin after its padding.
+        return axes.at_size(spec, f"model.{argument}", 2 * top - found.positions), argument
 
     def check(self, spec: TrialSpec, floor: int, top: int) -> None:
         """Raises ``UsageError`` where the model refuses one of these sizes, or both are one to it.
@@ -110,7 +133,8 @@ def _step(own: ModelReport | None, spec: TrialSpec, axis: str, asked: int | None
     if own is not None:
         needed = own.token_step if axis == "seq-len" else own.image_step
     if asked is None:
-        return needed or (_TOKEN_STEP if axis == "seq-len" else 1)
+        any_length = axis == "seq-len" and needed in (None, 1)
+        return _TOKEN_STEP if any_length else needed or 1
     if needed and asked % needed:
         raise UsageError(
             f"{spec.model} takes multiples of {needed}, and --step {asked} is none",
@@ -124,18 +148,3 @@ def _least(own: ModelReport | None, axis: str, step: int) -> int:
     if axis == "image-size":
         return max(_LEAST_IMAGE, (own and own.image_least) or 1)
     return step
-
-
-def _with_positions(own: ModelReport | None, spec: TrialSpec, axis: str, top: int) -> tuple[TrialSpec, str | None]:
-    """``spec`` with positions enough for ``top`` tokens, and the argument that says how many, where it was needed."""
-    if axis != "seq-len" or own is None or own.positions is None or top <= own.positions:
-        return spec, None
-    argument = own.positions_argument
-    if argument is None:
-        raise UsageError(f"{spec.model} has {own.positions} positions", hint=f"give --max {own.positions}")
-    if argument in spec.model_args:
-        raise UsageError(
-            f"--model-arg {argument}={spec.model_args[argument]} leaves no room for {top} tokens",
-            hint="leave it out: the model is then built with as many positions as --max",
-        )
-    return dataclasses.replace(spec, model_args={**spec.model_args, argument: top}), argument

@@ -118,6 +118,26 @@ def _all_measured() -> Record:
     )
 
 
+def _along_sequences() -> Record:
+    """Attention that holds its scores: 200 MiB, and with the square of the length; 1,152 tokens fit, 1,160 do not."""
+
+    def fit(length: int) -> Fit:
+        allocated = 200 * MIB + length * MIB + 4980 * length * length
+        return a_fit(
+            8, peak_allocated_bytes=allocated, peak_reserved_bytes=allocated + 20 * MIB, breakdown=None, holdings=None
+        )
+
+    return a_record(
+        *((length, fit(length)) for length in (8, 32, 128, 512, 1152)),
+        (1160, an_oom()),
+        spec=a_spec(
+            model="hf:gpt2", batch_size=4, seq_len=8, model_args={"n_positions": 4096}, precision="amp-bf16",
+            optimizer="adamw", attention="math", accumulate=2,
+        ),
+        settings=Settings(floor=8, cap=4096, axis="seq-len", step=8, margin=0, positions_argument="n_positions"),
+    )  # fmt: skip
+
+
 def _on_cpu() -> Record:
     def fit(size: int) -> Fit:
         return a_fit(
@@ -147,6 +167,7 @@ CASES: dict[str, Record] = {
     ),
     "measured-cuda": _all_measured(),
     "cap-fits-cpu": _on_cpu(),
+    "sequence-length": _along_sequences(),
     "nothing-fits": a_record(
         (
             1,

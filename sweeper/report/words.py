@@ -166,7 +166,7 @@ def axis(record: Record) -> str | None:
     if record.axis != "batch":
         parts.append(f"at batch {spec.batch_size}")
     if (argument := settings.positions_argument) is not None:
-        parts.append(f"the model is built with {spec.model_args[argument]} positions ({argument}) in every trial")
+        parts.append(f"the model built with {argument}={spec.model_args[argument]} in every trial")
     return ", ".join(parts) or None
 
 
