@@ -74,6 +74,10 @@ def test_tokens_and_accumulated_batches_count(train: Train) -> None:
     assert fit.samples_per_second == pytest.approx(4 / fit.step_seconds)
     assert fit.tokens_per_second == pytest.approx(4 * 128 / fit.step_seconds)
     assert train({}).tokens_per_second is None
+    twice = train({"model": "tiny-transformer", "batch_size": 4, "accumulate": 2})
+    assert twice.step_seconds is not None
+    assert twice.samples_per_second == pytest.approx(2 * 4 / twice.step_seconds)
+    assert twice.tokens_per_second == pytest.approx(2 * 4 * 128 / twice.step_seconds)
 
 
 @pytest.mark.parametrize("steps", [2, 3, 5])
