@@ -1,8 +1,9 @@
 """How busy a card is while a trial steps: the driver asked every few hundredths of a second, by a thread of its own.
 
-One reading is a few calls of the driver's library, which takes Python's lock for none of them; between readings the
-thread sleeps.  So a step loses nothing to it that a clock could see.  What one reading means is said at
-``CardActivity``: utilisation is of the driver's own period, which can be longer than all steps of a small trial.
+One reading is four calls of the driver's library, during which the interpreter's lock is free (ctypes gives it up);
+between readings the thread sleeps.  What is left for a step to lose is the lock for some microseconds, twenty times a
+second.  What one reading means is said at ``CardActivity``: utilisation is of the driver's own period, which can be
+longer than all steps of a small trial.  How much a reading disturbs on a given driver is not known here.
 """
 
 import statistics

@@ -81,7 +81,9 @@ class Meter:
 
     def _look_at_blocks(self) -> None:
         found = self.device.fragmentation()
-        if found is not None and found.allocated_bytes >= getattr(self.fragmentation, "allocated_bytes", 0):
+        if found is None:
+            return
+        if self.fragmentation is None or found.allocated_bytes >= self.fragmentation.allocated_bytes:
             self.fragmentation = found
 
     def read_peak(self) -> None:

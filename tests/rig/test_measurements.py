@@ -6,6 +6,10 @@ from typing import Any
 
 import pytest
 
+from sweeper.cards import cards
+from sweeper.errors import UsageError
+from sweeper.prices import cost_question, list_prices
+from sweeper.sweeping import describe
 from sweeper.trial import Fit, Fragmentation, TrialSpec
 from sweeper.units import GIB, MIB
 from tests.rig.build import Rig
@@ -70,6 +74,10 @@ def test_tokens_and_accumulated_batches_count(train: Train) -> None:
     assert fit.samples_per_second == pytest.approx(4 / fit.step_seconds)
     assert fit.tokens_per_second == pytest.approx(4 * 128 / fit.step_seconds)
     assert train({}).tokens_per_second is None
+    twice = train({"model": "tiny-transformer", "batch_size": 4, "accumulate": 2})
+    assert twice.step_seconds is not None
+    assert twice.samples_per_second == pytest.approx(2 * 4 / twice.step_seconds)
+    assert twice.tokens_per_second == pytest.approx(2 * 4 * 128 / twice.step_seconds)
 
 
 @pytest.mark.parametrize("steps", [2, 3, 5])
@@ -94,3 +102,21 @@ def test_fragmentation_is_the_simulations_to_the_byte(train: Train, model: str, 
     assert isinstance(measured, Fragmentation)
     assert measured == simulated.fragmentation
     assert 0 <= measured.largest_free_bytes <= measured.unused_bytes
+
+
+def test_a_list_price_is_found_for_the_card_that_is_there(rig: Rig, trials: Trials, tmp_path: Path) -> None:
+    """From what the driver says of the card, by way of the worker, to the price and its date."""
+    card, listed = cards()["l4"], list_prices()["l4"]
+    asked = cost_question("list", 1_281_167, 90)
+    assert asked is not None
+    for name, folder in ((card.label, "listed"), ("NVIDIA GeForce RTX 4060", "unlisted")):
+        runner = trials.on(rig.environment(card.total_bytes, name=name))
+        device = describe(runner, TrialSpec(model="mlp", batch_size=1, device="cuda"), tmp_path / folder)
+        if name == card.label:
+            price = asked.on(device).price
+            assert price is not None
+            assert price.per_hour == listed.per_hour
+            assert f"as of {listed.date}" in (price.listed or "")
+        else:
+            with pytest.raises(UsageError, match="no list price"):
+                asked.on(device)
