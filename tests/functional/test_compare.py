@@ -1,4 +1,4 @@
-"""Comparisons as they are typed: simulated and measured, killed and resumed, refused; and two of their runs compared."""
+"""Comparisons as they are typed: simulated and measured, killed and resumed, refused; and two of their runs apart."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from tests.functional.conftest import Command
 
 ROOT = Path(__file__).resolve().parents[2]
 QUESTION = ["--model", "small-cnn", "--image-size", "32", "--device", "sim:rtx4060", "--memory-limit", "256MiB"]
-QUESTION += ["--points", "3", "--margin", "0"]
+QUESTION += ["--points", "2", "--margin", "0"]
 VARY = ["--vary", "precision=fp32,amp-bf16", "--vary", "optimizer=sgd,adamw"]
 
 
@@ -76,18 +76,17 @@ def test_a_finished_comparison_is_shown_again_and_runs_nothing(
     before = journals(folder)
     code, out, err = sweep("compare", "--resume", str(folder), "--json")
     assert (code, json.loads(out)) == (0, answer), err
-    code, out, err = sweep("report", str(folder), "--json")
-    assert (code, json.loads(out)) == (0, answer), err
-    assert journals(folder) == before
     code, out, err = sweep("report", str(folder))
+    assert code == 0, err
     assert "4 of 4 boundaries proven" in out
+    assert journals(folder) == before
 
 
-@pytest.mark.parametrize("trials", [0, 2, 9])
+@pytest.mark.parametrize("trials", [2, 9])
 def test_a_comparison_killed_at_any_time_goes_on_and_runs_nothing_twice(
     simulated: tuple[dict[str, Any], Path], tmp_path: Path, trials: int
 ) -> None:
-    """Killed as soon as ``trials`` trials are written down; 0 is before the last combination was begun."""
+    """Killed as soon as ``trials`` trials are written down; and as if the last header had been torn off."""
     answer, calm = simulated
     folder = tmp_path / "killed"
     command = [sys.executable, "-m", "sweeper", "compare", *QUESTION, *VARY, "--folder", str(folder)]
@@ -101,6 +100,10 @@ def test_a_comparison_killed_at_any_time_goes_on_and_runs_nothing_twice(
         time.sleep(0.005)
     os.kill(driver.pid, signal.SIGKILL)
     assert driver.wait() == -signal.SIGKILL
+    *_, last = sorted(folder.glob("*/journal.jsonl"))
+    assert not _whole_trials(last)
+    last.write_bytes(last.read_bytes()[:40])
+    assert len(load_comparison(folder).entries) == 4
     before = journals_on_disk(folder)
     found = resume_comparison(folder)
     assert found.compared.finished
@@ -123,19 +126,6 @@ def journals_on_disk(folder: Path) -> dict[str, bytes]:
         content = journal.read_bytes()
         found[journal.parent.name] = content[: content.rfind(b"\n") + 1]
     return found
-
-
-def test_a_header_that_was_torn_off_is_written_again(simulated: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
-    _, calm = simulated
-    folder = tmp_path / "torn"
-    folder.mkdir()
-    (folder / PLAN).write_bytes((calm / PLAN).read_bytes())
-    first = load_comparison(calm).entries[0].folder
-    (folder / first).mkdir()
-    (folder / first / "journal.jsonl").write_bytes((calm / first / "journal.jsonl").read_bytes()[:40])
-    assert [entry.record.trials for entry in load_comparison(folder).entries] == [()] * 4
-    assert resume_comparison(folder).compared.finished
-    assert journals(folder) == journals(calm)
 
 
 def test_where_no_batch_is_shared_the_smallest_answer_is_run_by_all(tmp_path: Path) -> None:
