@@ -1,4 +1,4 @@
-"""Comparisons as they are typed: simulated and measured, killed and resumed, refused; and two of their runs compared."""
+"""Comparisons as they are typed: simulated and measured, killed and resumed, refused; and two of their runs apart."""
 
 import json
 import os
@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from sweeper.comparing import PLAN, compare, load_comparison, resume_comparison
-from sweeper.errors import FolderUnusable, JournalBroken, SchemaTooNew, UsageError
+from sweeper.errors import FolderUnusable, JournalBroken, SchemaTooNew
 from tests.functional.conftest import Command
 
 ROOT = Path(__file__).resolve().parents[2]
 QUESTION = ["--model", "small-cnn", "--image-size", "32", "--device", "sim:rtx4060", "--memory-limit", "256MiB"]
-QUESTION += ["--points", "3", "--margin", "0"]
+QUESTION += ["--points", "2", "--margin", "0"]
 VARY = ["--vary", "precision=fp32,amp-bf16", "--vary", "optimizer=sgd,adamw"]
 
 
@@ -76,18 +76,16 @@ def test_a_finished_comparison_is_shown_again_and_runs_nothing(
     before = journals(folder)
     code, out, err = sweep("compare", "--resume", str(folder), "--json")
     assert (code, json.loads(out)) == (0, answer), err
-    code, out, err = sweep("report", str(folder), "--json")
-    assert (code, json.loads(out)) == (0, answer), err
-    assert journals(folder) == before
     code, out, err = sweep("report", str(folder))
+    assert code == 0, err
     assert "4 of 4 boundaries proven" in out
+    assert journals(folder) == before
 
 
-@pytest.mark.parametrize("trials", [0, 2, 9])
-def test_a_comparison_killed_at_any_time_goes_on_and_runs_nothing_twice(
-    simulated: tuple[dict[str, Any], Path], tmp_path: Path, trials: int
+def test_a_comparison_that_was_killed_goes_on_and_runs_nothing_twice(
+    simulated: tuple[dict[str, Any], Path], tmp_path: Path
 ) -> None:
-    """Killed as soon as ``trials`` trials are written down; 0 is before the last combination was begun."""
+    """Killed as soon as five trials are written down; and as if the last header had been torn off."""
     answer, calm = simulated
     folder = tmp_path / "killed"
     command = [sys.executable, "-m", "sweeper", "compare", *QUESTION, *VARY, "--folder", str(folder)]
@@ -96,11 +94,15 @@ def test_a_comparison_killed_at_any_time_goes_on_and_runs_nothing_twice(
     )
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and driver.poll() is None:
-        if (folder / PLAN).is_file() and sum(map(len, map(_whole_trials, folder.glob("*/journal.jsonl")))) >= trials:
+        if (folder / PLAN).is_file() and sum(map(len, map(_whole_trials, folder.glob("*/journal.jsonl")))) >= 5:
             break
         time.sleep(0.005)
     os.kill(driver.pid, signal.SIGKILL)
     assert driver.wait() == -signal.SIGKILL
+    *_, last = sorted(folder.glob("*/journal.jsonl"))
+    assert not _whole_trials(last)
+    last.write_bytes(last.read_bytes()[:40])
+    assert len(load_comparison(folder).entries) == 4
     before = journals_on_disk(folder)
     found = resume_comparison(folder)
     assert found.compared.finished
@@ -125,19 +127,6 @@ def journals_on_disk(folder: Path) -> dict[str, bytes]:
     return found
 
 
-def test_a_header_that_was_torn_off_is_written_again(simulated: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
-    _, calm = simulated
-    folder = tmp_path / "torn"
-    folder.mkdir()
-    (folder / PLAN).write_bytes((calm / PLAN).read_bytes())
-    first = load_comparison(calm).entries[0].folder
-    (folder / first).mkdir()
-    (folder / first / "journal.jsonl").write_bytes((calm / first / "journal.jsonl").read_bytes()[:40])
-    assert [entry.record.trials for entry in load_comparison(folder).entries] == [()] * 4
-    assert resume_comparison(folder).compared.finished
-    assert journals(folder) == journals(calm)
-
-
 def test_where_no_batch_is_shared_the_smallest_answer_is_run_by_all(tmp_path: Path) -> None:
     found = compare(
         "mlp",
@@ -154,7 +143,8 @@ def test_where_no_batch_is_shared_the_smallest_answer_is_run_by_all(tmp_path: Pa
     assert large.record.proven
 
 
-def test_measured_on_the_cpu(tmp_path: Path, sweep: Command) -> None:
+def test_measured_on_the_cpu(tmp_path: Path, sweep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # beside other tests, threads that wait for each other take minutes
     question = ["--model", "small-cnn", "--image-size", "16", "--device", "cpu", "--memory-limit", "64MiB"]
     question += ["--points", "2", "--margin", "0", "--confirm", "1", "--steps", "2"]
     vary = ["--vary", "mode=train,inference"]
@@ -190,13 +180,15 @@ def test_a_combination_that_cannot_be_is_refused_by_name_before_anything_runs(
     sweep: Command, tmp_path: Path, arguments: list[str], names: str
 ) -> None:
     folder = tmp_path / "refused"
+    folder.mkdir()
+    (folder / "mine").write_text("mine")
     model = [] if "model=small-cnn,smal-cnn" in arguments else ["--model", "small-cnn"]
     device = [] if any("device" in word for word in arguments) else ["--device", "sim:l4"]
     code, out, err = sweep("compare", *model, *device, *arguments, "--folder", str(folder))
     assert (code, out) == (2, "")
     assert f"with {names}: " in err
     assert len(err.strip().splitlines()) == 2
-    assert not folder.exists()
+    assert [path.name for path in folder.iterdir()] == ["mine"]
 
 
 @pytest.mark.parametrize(
@@ -220,17 +212,12 @@ def test_what_is_no_question_is_answered_with_what_to_write(sweep: Command, argu
     assert says in err
 
 
-def test_a_folder_with_something_in_it_is_left_alone(simulated: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
+def test_a_folder_that_holds_a_run_already_is_left_alone(simulated: tuple[dict[str, Any], Path]) -> None:
     _, calm = simulated
     run = calm / load_comparison(calm).entries[0].folder
     for taken in (calm, run):
         with pytest.raises(FolderUnusable, match="already holds"):
             compare("mlp", vary={"seed": [1, 2]}, device="sim:l4", folder=taken)
-    (tmp_path / "mine").write_text("mine")
-    with pytest.raises(UsageError):
-        compare("mlp", vary={"model.nothing": [1, 2]}, device="sim:l4", folder=tmp_path)
-    assert (tmp_path / "mine").read_text() == "mine"
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 def test_a_plan_that_cannot_be_read_is_one_error_with_a_hint(tmp_path: Path) -> None:
