@@ -7,6 +7,9 @@ the way is noticed by one of them.  Tracing costs the same at any size, since no
 Kernels pad lengths, so a law holds on sizes that leave the same remainder by ``LAW_STEP``, and there is one for each
 remainder.  Where there are too few sizes of one remainder, or their traces are on no polynomial, each size has an
 affine law over the batch of its own; where that does not hold either, each batch is traced by itself.
+
+What this does not know: what is special about a batch of 1.  Its transposed tensors may count as contiguous, and then
+a copy is saved that every larger batch makes; the law has the copy.
 """
 
 from collections import defaultdict

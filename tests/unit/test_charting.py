@@ -171,7 +171,8 @@ def test_what_is_written_down_is_not_run_again_and_a_trial_that_broke_is(tmp_pat
 def test_a_torn_last_line_is_cut_off_and_its_trial_run_again(tmp_path: Path) -> None:
     found = measure(FOUND, 9, TrialRunner(as_predicted), tmp_path)
     whole = (tmp_path / TRIALS).read_bytes()
-    for cut in range(whole.rindex(b"\n", 0, -1) + 1, len(whole)):
+    last = whole.rindex(b"\n", 0, -1) + 1
+    for cut in (last, last + 1, (last + len(whole)) // 2, len(whole) - 1):
         (tmp_path / TRIALS).write_bytes(whole[:cut])
         again = TrialRunner(as_predicted)
         assert measure(FOUND, 9, again, tmp_path) == found
