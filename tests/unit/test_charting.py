@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sweeper.boundary import MeasuredPoint
 from sweeper.charting import TRIALS, Asked, fitted_to, measure
 from sweeper.errors import FolderUnusable, UsageError, WorkerFailed
 from sweeper.trial import DescribeModel, ModelReport, Outcome, Refused, Request, Response, TrialSpec
@@ -131,7 +132,7 @@ def test_both_sides_of_the_boundary_are_run_where_it_is_below_the_cap(
     count: int, ran: list[tuple[int, int]], tmp_path: Path
 ) -> None:
     runner = TrialRunner(as_predicted)
-    told = []
+    told: list[MeasuredPoint] = []
     found = measure(FOUND, count, runner, tmp_path, on_trial=told.append)
     assert runner.ran == ran == [(point.length, point.batch) for point in found.measured]
     assert list(found.measured) == told
