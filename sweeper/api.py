@@ -44,7 +44,7 @@ from sweeper.record import CurvePoint, Header, Record, Settings
 from sweeper.runner import Runner, open_runner
 from sweeper.sweeping import Observer, Silent, describe, run_sweep
 from sweeper.trace_cache import TraceCache, default_folder
-from sweeper.trial import Describe, DeviceReport, TrialSpec
+from sweeper.trial import Describe, DescribeModel, DeviceReport, ModelReport, TrialSpec
 from sweeper.units import format_bytes
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ __all__ = [
     "Run",
     "calibrate",
     "calibrations",
+    "describe_models",
     "draw",
     "draw_timeline",
     "frontier",
@@ -363,6 +364,25 @@ def calibrate(
     with open_runner("fork", timeout_s=timeout_s) as runner, tempfile.TemporaryDirectory() as scratch:
         found = calibrating.calibrate(runner, device, Path(scratch), on_job=on_job)
     return found, calibrations().put(found)
+
+
+def describe_models(names: Sequence[str]) -> dict[str, ModelReport]:
+    """What each of ``names`` is, asked of a worker; those that it refuses, or that break, are left out.
+
+    Raises ``WorkerFailed`` when no worker starts.
+    """
+    found: dict[str, ModelReport] = {}
+    preload = sorted({module for name in names for module in modules_of(name, None)})
+    with (
+        open_runner("fork", timeout_s=_TRACE_TIMEOUT_S, preload=preload) as runner,
+        tempfile.TemporaryDirectory() as scratch,
+    ):
+        for name in names:
+            spec = TrialSpec(model=name, batch_size=1, device=f"sim:{AUTO_CARD}")
+            answer = runner.run(DescribeModel(spec=spec), Path(scratch) / "model")
+            if isinstance(answer, ModelReport):
+                found[name] = answer
+    return found
 
 
 def calibrations(used: bool = True) -> Calibrations:

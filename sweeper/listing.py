@@ -19,7 +19,7 @@ _FILE = Path(__file__).parent / "data" / "models.json"
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """``parameters`` and ``inputs`` are None of a model that could not be described without its weights."""
+    """``parameters`` and ``inputs`` are None of a model that was not described yet: the worker can be asked."""
 
     name: str
     parameters: int | None

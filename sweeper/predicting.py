@@ -21,6 +21,7 @@ from sweeper.axes import at_size
 from sweeper.cards import Card
 from sweeper.errors import Untraceable, UsageError
 from sweeper.history import History
+from sweeper.model_names import DETECTION
 from sweeper.prediction import (
     PredictedFailure,
     Prediction,
@@ -140,6 +141,9 @@ def affine_law(tracer: StepTracer, spec: TrialSpec, kernels: str) -> AffineTrace
 
 def job_traces(tracer: StepTracer, spec: TrialSpec, kernels: str) -> AffineTrace | EachSize:
     """The law of ``spec``'s step over the batch; where there is none, its traces one by one."""
+    if spec.model in DETECTION:
+        why = NotAffine("a detector runs operators of its own for every image", event=0)
+        return EachSize(tracer, spec, kernels, taken={}, why=why)
     taken = tracer.traces(spec, kernels, _LAW_SIZES)
     try:
         return AffineTrace.join(*taken)

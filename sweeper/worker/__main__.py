@@ -8,8 +8,8 @@
     Exits     0                     result.json is there, whatever it says
               anything else         no result; the driver reads the exit code
 
-``python -m sweeper.worker --host FD [MODULE ...]``: imports torch once, and each MODULE that can be, then forks one fresh
-process a request.  FD is a connected stream socket that carries one JSON object a line:
+``python -m sweeper.worker --host FD [MODULE ...]``: imports torch once, and each MODULE that can be, then forks one
+fresh process a request.  FD is a connected stream socket that carries one JSON object a line:
 
     host      {"ready": PID}                            torch is imported
     driver    {"run": FOLDER}                           an absolute path; one at a time

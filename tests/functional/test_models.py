@@ -20,11 +20,22 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torchvision import models
 from torchvision.models.googlenet import GoogLeNetOutputs
 from torchvision.models.inception import InceptionOutputs
 
 from sweeper.errors import UnknownName, UsageError
-from sweeper.model_names import CLASSIFICATION, NOT_CLASSIFICATION, TEACHING, check_model, known_models
+from sweeper.model_names import (
+    CLASSIFICATION,
+    DETECTION,
+    OPTICAL_FLOW,
+    QUANTIZED,
+    SEGMENTATION,
+    TEACHING,
+    VIDEO,
+    check_model,
+    known_models,
+)
 from sweeper.trial import TrialSpec
 from sweeper.worker.models import mean_of_outputs, require_counts, teaching, torchvision
 from sweeper.worker.workload import Workload, load
@@ -117,7 +128,11 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def test_the_names_kept_for_the_driver_are_those_the_worker_finds() -> None:
     assert sorted(CLASSIFICATION) == sorted(torchvision.names())
-    assert sorted(NOT_CLASSIFICATION) == sorted(torchvision.other_names())
+    assert sorted(DETECTION) == sorted(torchvision.names(models.detection))
+    assert sorted(SEGMENTATION) == sorted(torchvision.names(models.segmentation))
+    assert sorted(VIDEO) == sorted(torchvision.names(models.video))
+    assert sorted(OPTICAL_FLOW) == sorted(torchvision.names(models.optical_flow))
+    assert sorted(QUANTIZED) == sorted(torchvision.names(models.quantization))
     assert sorted(TEACHING) == sorted(teaching.FACTORIES)
     assert len(set(known_models())) == len(known_models()) >= 83
 

@@ -150,11 +150,12 @@ def _model_types() -> tuple[str, ...]:
 
 
 def _make(model_type: str, fields: Mapping[str, Any], where: str) -> Any:
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     rest = {key: value for key, value in fields.items() if key != "model_type"}
     try:
         return AutoConfig.for_model(model_type, **rest)
-    except (TypeError, ValueError) as problem:  # the library's own checks of its fields
+    except (TypeError, ValueError, StrictDataclassError) as problem:  # the library's own checks of its fields
         first = " ".join(str(problem).split())
         raise UsageError(f"{where}: {first}", hint="correct the configuration, or the --model-arg") from None

@@ -57,7 +57,8 @@ class Head:
     """``mapping`` is the name of the library's table of classes; ``inputs`` and ``labels`` make a batch's halves.
 
     ``has_tokens`` and ``has_images`` are what a sample can be made longer or larger in.  One that ``decodes`` makes the
-    inputs of its decoder from the labels; without labels it is given some.
+    inputs of its decoder from the labels; without labels it is given some.  One that ``pads`` looks for the padding to
+    find where a sequence ends.
     """
 
     task: str
@@ -67,6 +68,7 @@ class Head:
     has_tokens: bool = False
     has_images: bool = False
     decodes: bool = False
+    pads: bool = False
 
     def batch(self, shapes: Shapes, size: int, *, training: bool) -> Inputs:
         """A batch as keywords of the model: with labels to train, without to run forward alone."""
@@ -121,6 +123,7 @@ _HEADS = (
         inputs=_spectrograms,
         labels=_token_labels,
         has_tokens=True,
+        decodes=True,
     ),
     Head(
         task="seq2seq language model",
@@ -128,6 +131,7 @@ _HEADS = (
         inputs=_tokens,
         labels=_token_labels,
         has_tokens=True,
+        decodes=True,
     ),
     Head(
         task="image classification",
@@ -164,6 +168,7 @@ _HEADS = (
         inputs=_tokens,
         labels=_class_labels,
         has_tokens=True,
+        pads=True,
     ),
     Head(
         task="token classification",

@@ -52,7 +52,7 @@ def build(name: str, model_args: Mapping[str, Any], image_size: int | None) -> W
         height = width = image_size
     shape = {"img_size": image_size} if is_fixed and image_size is not None and image_size != own else {}
     model = _construct(name, arguments, shape)
-    step = _step(model) if is_fixed else 1
+    step = _step(model, own) if is_fixed else 1
     if height % step:
         near = max(step, round(height / step) * step)
         raise UsageError(f"timm:{name} needs an image size that {step} divides, not {height}", hint=f"try {near}")
@@ -126,12 +126,16 @@ def _parameters(name: str, num_classes: int) -> list[str]:
     return [key for key, parameter in parameters.items() if isinstance(parameter.default, int | float | str)]
 
 
-def _step(model: nn.Module) -> int:
-    """What the sides must be multiples of: the coarsest grid that the architecture cuts an image into."""
+def _step(model: nn.Module, own: int) -> int:
+    """What the sides must be multiples of: the coarsest grid that the architecture cuts an image into.
+
+    One that does not divide the model's ``own`` size either is rounded by its convolutions (LeViT's 64 of 224 pixels).
+    """
     levels = getattr(model, "feature_info", None)
     levels = getattr(levels, "info", levels)
     reductions = [level["reduction"] for level in levels or () if isinstance(level, dict) and "reduction" in level]
-    return int(max(reductions, default=1))
+    coarsest = int(max(reductions, default=1))
+    return coarsest if own % coarsest == 0 else 1
 
 
 def _checkpoint(model: Any) -> Callable[[], str] | None:

@@ -137,7 +137,9 @@ def _shape(name: str, image_size: int | None) -> dict[str, Any]:
         return {}
     require_counts(image_size=image_size)
     if image_size < _SMALLEST:
-        raise UsageError(f"{name} needs images of {_SMALLEST} pixels or more, not {image_size}", hint="give a larger one")
+        raise UsageError(
+            f"{name} needs images of {_SMALLEST} pixels or more, not {image_size}", hint="give a larger one"
+        )
     return {"min_size": image_size, "max_size": image_size}
 
 

@@ -1,7 +1,7 @@
 """torchvision's optical flow models: two images to the movement of each pixel, refined step by step.
 
 Trained as in references/optical_flow: a loss of every refinement, the later the heavier (``sequence_loss`` in its
-utils.py, gamma 0.8), 12 refinements, crops of 368 x 496 pixels as for FlyingChairs.  ``--image-size`` makes them square.
+utils.py, gamma 0.8), 12 refinements, crops of 368 x 496 pixels as for FlyingChairs.  ``--image-size`` makes squares.
 """
 
 from collections.abc import Mapping

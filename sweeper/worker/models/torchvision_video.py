@@ -1,14 +1,13 @@
 """torchvision's video classification models: clips of (3, frames, height, width), cross entropy.
 
 A clip is as long as the default weights were evaluated on, where these say; ``--model-arg frames=N`` is another length.
-The MViTs have a position for each place and time, so their network is built for the clip.
+The MViTs have a position for each place and time, and their builders fix both.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torchvision import models
 
 from sweeper.errors import UsageError
 from sweeper.worker.models import Batch, Workload, require_counts
@@ -23,8 +22,10 @@ _CLASSES = 400  # Kinetics-400's
 _FRAMES = {"s3d": 128, "swin3d": 32}
 _FRAMES_OTHERWISE = 16
 
-# MViT halves a frame twice and its stages three times more, and takes every second image.
-_MVIT_MULTIPLE, _MVIT_FRAMES = 32, 2
+# The smallest clips, in frames and pixels.  S3D's are those of its weights' meta; the ResNets halve an image four
+# times, and batch norm needs two values of one sample.
+_SMALLEST = {"s3d": (14, 224), "swin3d": (1, 1)}
+_SMALLEST_OTHERWISE = (1, 17)
 
 
 def native_frames(name: str) -> int:
@@ -42,24 +43,32 @@ def build(name: str, model_args: Mapping[str, Any], image_size: int | None) -> W
     classes = arguments.get("num_classes", _CLASSES)
     size = native_size(name) if image_size is None else image_size
     require_counts(frames=frames, num_classes=classes, image_size=size)
-    shape: dict[str, Any] = {}
-    if name.startswith("mvit"):
-        _check_mvit(name, frames, size)
-        shape = {"temporal_size": frames, "spatial_size": (size, size)}
-    least = int(models.get_model_weights(name).DEFAULT.meta.get("min_temporal_size", 1))
-    if frames < least and not shape:
-        raise UsageError(f"{name} takes clips of at least {least} frames, not {frames}", hint=f"frames={least}")
+    fixed = name.startswith("mvit")
+    if fixed and (frames, size) != (native_frames(name), native_size(name)):
+        raise UsageError(
+            f"{name} takes clips of {native_frames(name)} frames of {native_size(name)} pixels, and no others",
+            hint="leave --image-size and frames out",
+        )
+    _check_smallest(name, frames, size)
 
     def make_batch(batch: int) -> Batch:
         return torch.randn(batch, 3, frames, size, size), torch.randint(classes, (batch,))
 
-    sizes = {"image_size": native_size(name), "image_step": _MVIT_MULTIPLE if shape else 1}
-    model = construct(name, arguments, shape)
+    sizes = {"inputs": f"3 x {frames} x {size} x {size}", "image_size": native_size(name), "image_step": 1}
+    sizes["image_least"] = native_size(name) if fixed else _smallest(name)[1]
+    model = construct(name, arguments, {})
     return Workload(model=model, make_batch=make_batch, loss=classification_loss, sizes=sizes)
 
 
-def _check_mvit(name: str, frames: int, size: int) -> None:
-    for what, given, multiple in (("an image size", size, _MVIT_MULTIPLE), ("a number of frames", frames, _MVIT_FRAMES)):
-        if given % multiple:
-            near = max(multiple, round(given / multiple) * multiple)
-            raise UsageError(f"{name} needs {what} that {multiple} divides, not {given}", hint=f"the nearest is {near}")
+def _smallest(name: str) -> tuple[int, int]:
+    """Frames and pixels of the smallest clip that trains."""
+    return next((least for prefix, least in _SMALLEST.items() if name.startswith(prefix)), _SMALLEST_OTHERWISE)
+
+
+def _check_smallest(name: str, frames: int, size: int) -> None:
+    least_frames, least_size = _smallest(name)
+    if frames < least_frames or size < least_size:
+        raise UsageError(
+            f"{name} cannot train on {frames} frames of {size} pixels",
+            hint=f"it takes {least_frames} of {least_size} up",
+        )

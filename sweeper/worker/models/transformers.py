@@ -35,7 +35,7 @@ def build(
     image_size: int | None,
     training: bool,
 ) -> Workload:
-    """Return the model that ``name`` is on the hub (``gpt2``, ``meta-llama/Llama-2-13b-hf``), or its configuration file.
+    """Return the model that ``name`` is on the hub, such as ``meta-llama/Llama-2-13b-hf``, or that ``config_file`` says.
 
     ``model_args`` are fields of the configuration.  Without ``training`` batches have no labels, and there is no loss.
     Raises ``UsageError`` where there is no such configuration, head or field, and for sizes it does not take.
@@ -46,6 +46,7 @@ def build(
     if "use_cache" not in model_args and hasattr(config, "use_cache"):
         config.use_cache = False
     class_name, head = head_of(config, name)
+    _name_special_tokens(config, head)
     _check_kinds(name, head, seq_len=seq_len, image_size=image_size)
     images = _image_sizes(config, image_size) if head.has_images else {}
     try:
@@ -72,6 +73,14 @@ def build(
         checkpoint=_checkpoint(model),
         sizes={**images, **tokens, "inputs": head.words(shapes), "notes": notes},
     )
+
+
+def _name_special_tokens(config: Any, head: Head) -> None:
+    """Where a configuration leaves them to its tokenizer: any will do, for nothing here is padded or generated."""
+    needed = ("pad_token_id", "decoder_start_token_id") if head.decodes else ("pad_token_id",) if head.pads else ()
+    for token in needed:
+        if getattr(config, token, None) is None:
+            setattr(config, token, 0)
 
 
 def _own_loss(outputs: Any, _targets: None) -> Tensor:

@@ -41,15 +41,22 @@ class Decider:
 
     def __init__(self, values: Values, run: Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], Any]) -> None:
         self._values, self._run = values, run
+        self._asking: dict[OpOverload, bool] = {}
+
+    def asks(self, func: OpOverload) -> bool:
+        """Can a value decide the result of ``func``?"""
+        known = self._asking.get(func)
+        if known is None:
+            tagged = torch.Tag.dynamic_output_shape in func.tags or torch.Tag.data_dependent_output in func.tags
+            named = func is aten._to_copy.default or func._schema.name == "torchvision::nms"
+            known = self._asking[func] = (tagged or named) and func not in _INDEXED
+        return known
 
     def answer(self, card: Card, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | None:
-        """The result of ``func`` in a tuple of one, where values decide it; None where shapes do."""
+        """The result of ``func``, which ``asks``, in a tuple of one; None where nobody can say."""
         if func is aten._to_copy.default:
             return self._copy_to_host(args, kwargs)
         name = func._schema.name
-        asks = torch.Tag.dynamic_output_shape in func.tags or torch.Tag.data_dependent_output in func.tags
-        if (not asks and name != "torchvision::nms") or func in _INDEXED:
-            return None
         if not any(tensor.is_meta for tensor in tensors_in((args, kwargs))):
             return None
         if name == "torchvision::nms":
@@ -81,7 +88,7 @@ class Decider:
         return None if known is None else (known.to(kwargs.get("dtype") or known.dtype, copy=True),)
 
     def _on_card(self, result: Any, *, is_nonzero: bool) -> Any:
-        """On meta, and known.  The positions of ``nonzero`` lie axis by axis: ``nonzero_cuda_out_impl``, cuda/Nonzero.cu."""
+        """On meta, and known.  The positions of ``nonzero`` lie axis by axis: cuda/Nonzero.cu."""
         if isinstance(result, tuple | list):
             return type(result)([self._on_card(item, is_nonzero=False) for item in result])
         if not isinstance(result, torch.Tensor) or result.is_meta:

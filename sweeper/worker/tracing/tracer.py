@@ -145,20 +145,23 @@ class Tracer(TorchDispatchMode):
     def _run_by_values(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         assert self._decider is not None
         assert self._values is not None
+        operator = self._operator(func)
         args = self._decider.without_masks(func, args)
-        with self._unwinding():
-            decided = self._decider.answer(self, func, args, kwargs)
+        decided = None
+        if self._decider.asks(func):
+            with self._unwinding():
+                decided = self._decider.answer(self, func, args, kwargs)
+        if decided is None and operator.kernel is None:
+            decided = self._values.results(func, args, kwargs)
         if decided is not None:
-            self._announce_results(decided[0], func._schema.name.rpartition(":")[2])
+            self._announce_results(decided[0], operator.name)
             return decided[0]
         result = self._run(func, args, kwargs)
         self._values.follow(func, args, kwargs, result)
         return result
 
     def _run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        operator = self._operators.get(func)
-        if operator is None:
-            operator = self._operators[func] = self._learn(func)
+        operator = self._operator(func)
         if operator.kernel is None:
             result = func(*args, **kwargs)
         else:
@@ -182,10 +185,16 @@ class Tracer(TorchDispatchMode):
         self._scratch.remove(number)
         self._ledger.free(number)
 
+    def _operator(self, func: OpOverload) -> _Operator:
+        operator = self._operators.get(func)
+        if operator is None:
+            operator = self._operators[func] = self._learn(func)
+        return operator
+
     def _learn(self, func: OpOverload) -> _Operator:
         returns = func._schema.returns
         return _Operator(
-            name=func._schema.name.removeprefix("aten::"),
+            name=func._schema.name.removeprefix("aten::").removeprefix("torchvision::"),
             allocates=any(value.alias_info is None for value in returns),
             kernel=self._kernels.kernel_of(func),
         )

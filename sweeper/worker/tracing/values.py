@@ -5,10 +5,10 @@ them are foreground, which class a box is of.  Most of these follow from what is
 outputs: anchors, positions and masks that factories make, and the targets of the batch.
 
 Theory of operation.  A meta storage whose bytes are known has a storage on the CPU beside it, of the same length.  Any
-view of the one is the same view of the other, so views and operators that write in place need no care.  An operator all
-of whose operands are known runs once more, on the CPU, outside the ledger, and what it returns is known; with an unknown
-operand its results are unknown, and so is what it writes to.  Parameters and images are never known, so neither is what
-a network computes.  ``deciding`` holds what happens when a value is asked for, known or not.
+view of the one is the same view of the other, so views and operators that write in place need no care.  An operator
+all of whose operands are known runs once more, on the CPU, outside the ledger, and what it returns is known; with an
+unknown operand its results are unknown, and so is what it writes to.  Parameters and images are never known, so
+neither is what a network computes.  ``deciding`` holds what happens when a value is asked for, known or not.
 
 Bounds.  A result of more than ``MOST_BYTES`` is taken as unknown, an input of more than ``MOST_INPUT_BYTES`` too.
 Random numbers are unknown, but for permutations, which are drawn.
@@ -18,7 +18,10 @@ does not have for a type.
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -56,6 +59,7 @@ _NOTHING_YET = frozenset(
         aten.new_empty_strided.default,
     }
 )
+_SHAPED = _OF_A_SHAPE | _NOTHING_YET
 _DRAWN = frozenset({aten.randperm.default})
 
 # The indices of an order that values decide: where they are unknown, things are taken to be in order already.
@@ -102,8 +106,10 @@ class Values:
         if not 0 < storage.nbytes() <= MOST_BYTES or tensor.shape != values.shape:
             self._forget(tensor)
             return
-        copy = torch.UntypedStorage(storage.nbytes(), device="cpu")
-        _same_view(tensor, copy).copy_(values)
+        copy = values.untyped_storage()
+        if not _only_view(values) or values.stride() != tensor.stride() or copy.nbytes() != storage.nbytes():
+            copy = torch.UntypedStorage(storage.nbytes(), device="cpu")
+            _same_view(tensor, copy).copy_(values)
         key = storage._cdata
         known = self._known[key] = _Known(storage, self._gone)
         known.key, known.values = key, copy
@@ -111,18 +117,19 @@ class Values:
     def follow(self, func: OpOverload, args: Any, kwargs: Any, result: Any) -> None:
         """``func`` has returned ``result`` on meta: know it, if it can be known, and what was written to."""
         results = [tensor for tensor in tensors_in(result) if tensor.is_meta]
-        written = _written(func, args, kwargs)
+        facts = _facts(func)
+        written = facts.written(args, kwargs)
         if not results and not written:
             return
         if func in _OVERWRITE and _is_whole(args[0]) and args[0].is_meta:
             self._overwrite(func, args, kwargs)
             return
         if written:
-            if any(self.of(tensor) is None for tensor in written) or not self._again(func, args, kwargs):
+            if not self._are_known(written) or not self._again(func, args, kwargs):
                 for tensor in written:
                     self._forget(tensor)
             return
-        if any(value.alias_info is not None for value in func._schema.returns) or func in _NOTHING_YET:
+        if facts.views or func in _NOTHING_YET:
             return  # a view knows what its base knows
         if func in _ORDERS and self.of(args[0]) is None:
             self._assume_order(func, args, kwargs, result)
@@ -137,28 +144,55 @@ class Values:
             else:
                 self._forget(tensor)
 
+    def results(self, func: OpOverload, args: Any, kwargs: Any) -> tuple[Any] | None:
+        """The meta results of ``func``, known, in a tuple of one; None where ``follow`` is to look at them.
+
+        Their layout is that of the CPU, which chooses as CUDA does where it has no kernel of its own
+        (``TensorIterator``); it saves the meta kernel, which often is Python.
+        """
+        facts = _facts(func)
+        if facts.views or facts.writes or facts.makes or facts.drawn or not facts.returns or func in _SHAPED:
+            return None  # of what is made the meta kernel tells first how large it is
+        operands = list(tensors_in((args, kwargs)))
+        if not self._are_known(operands) or not _on_meta(operands, kwargs) or _may_be_large(operands):
+            return None
+        computed = self._again(func, args, kwargs)
+        return None if computed is None else (self._placed(computed[0]),)
+
+    def _placed(self, result: Any) -> Any:
+        if isinstance(result, tuple | list):
+            return type(result)([self._placed(item) for item in result])
+        if not isinstance(result, torch.Tensor):
+            return result
+        placed = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device="meta")
+        self.keep(placed, result)
+        return placed
+
     def compute(self, func: OpOverload, args: Any, kwargs: Any) -> tuple[Any] | None:
         """What ``func`` returns on the CPU, in a tuple of one; None where an operand is unknown."""
         return self._again(func, args, kwargs)
 
     def _again(self, func: OpOverload, args: Any, kwargs: Any) -> tuple[Any] | None:
-        if torch.Tag.nondeterministic_seeded in func.tags and func not in _DRAWN:
+        facts = _facts(func)
+        if facts.drawn:
             return None
         operands = list(tensors_in((args, kwargs)))
         if func in _OF_A_SHAPE:
             shaped = torch.empty((), dtype=args[0].dtype, device="cpu").expand(args[0].shape)
             args, operands = (shaped, *args[1:]), []
-        elif any(self.of(tensor) is None for tensor in operands):
-            return None
-        elif not operands and not _makes(func):
+        elif not self._are_known(operands) or not (operands or facts.makes):
             return None
         on_host = {name: self._on_host(value) for name, value in kwargs.items()}
-        if kwargs.get("device") is not None or _makes(func):
+        if kwargs.get("device") is not None or facts.makes:
             on_host["device"] = torch.device("cpu")
         try:
             return (func(*self._on_host(args), **on_host),)
         except (RuntimeError, NotImplementedError, IndexError):
             return None  # a type that the CPU has no kernel for
+
+    def _are_known(self, tensors: Sequence[torch.Tensor]) -> bool:
+        known = self._known
+        return all(not tensor.is_meta or tensor.untyped_storage()._cdata in known for tensor in tensors)
 
     def _on_host(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -259,22 +293,61 @@ def _same_view(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Ten
     return bare.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())  # type: ignore[call-overload,no-any-return]
 
 
-def _written(func: OpOverload, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """The meta operands that ``func`` writes to."""
-    found: list[torch.Tensor] = []
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[place] if place < len(args) else kwargs.get(argument.name)
-            found.extend(tensor for tensor in tensors_in(value) if tensor.is_meta)
-    return found
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What an operator's schema says of it."""
+
+    returns: bool
+    views: bool  # a result shares memory with an operand
+    makes: bool  # tensors out of numbers
+    drawn: bool  # at random
+    writes: tuple[tuple[int, str], ...]  # the places and names of operands that it writes to
+
+    def written(self, args: Any, kwargs: Any) -> list[torch.Tensor]:
+        """The meta operands that are written to."""
+        operands = (args[place] if place < len(args) else kwargs.get(name) for place, name in self.writes)
+        return [tensor for operand in operands for tensor in tensors_in(operand) if tensor.is_meta]
 
 
-def _makes(func: OpOverload) -> bool:
-    """Does ``func`` make tensors out of numbers?"""
+@cache
+def _facts(func: OpOverload) -> _Facts:
     arguments = func._schema.arguments
-    return any(argument.name == "device" for argument in arguments) and not any(
-        "Tensor" in str(argument.type) for argument in arguments
+    takes_tensors = any("Tensor" in str(argument.type) for argument in arguments)
+    return _Facts(
+        returns=bool(func._schema.returns),
+        views=any(value.alias_info is not None for value in func._schema.returns),
+        makes=not takes_tensors and any(argument.name == "device" for argument in arguments),
+        drawn=torch.Tag.nondeterministic_seeded in func.tags and func not in _DRAWN,
+        writes=tuple(
+            (place, argument.name)
+            for place, argument in enumerate(arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ),
     )
+
+
+def _on_meta(operands: Sequence[torch.Tensor], kwargs: Any) -> bool:
+    """Are the results of an operator on these on meta?"""
+    device = kwargs.get("device")
+    return torch.device(device).type == "meta" if device is not None else any(each.is_meta for each in operands)
+
+
+def _may_be_large(operands: Sequence[torch.Tensor]) -> bool:
+    """May operands that are broadcast to each other make more than ``MOST_BYTES``?"""
+    elements = max(tensor.numel() for tensor in operands)
+    if len(operands) == 2:
+        with suppress(RuntimeError):  # they are not
+            elements = torch.broadcast_shapes(*(tensor.shape for tensor in operands)).numel()
+    return elements * max(tensor.element_size() for tensor in operands) > MOST_BYTES
+
+
+def _only_view(tensor: torch.Tensor) -> bool:
+    """Does nobody but ``tensor``, a local of the caller's, hold its storage?"""
+    return tensor.storage_offset() == 0 and torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) <= _HELD_BY_ONE
+
+
+# As in ``kernels``: what the count says of a storage that one tensor owns differs between releases.
+_HELD_BY_ONE = torch._C._storage_Use_Count(torch.empty(1, device="cpu").untyped_storage()._cdata)
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:
