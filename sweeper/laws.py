@@ -7,18 +7,22 @@ the way is noticed by one of them.  Tracing costs the same at any size, since no
 Kernels pad lengths, so a law holds on sizes that leave the same remainder by ``LAW_STEP``, and there is one for each
 remainder.  Where there are too few sizes of one remainder, or their traces are on no polynomial, each size has an
 affine law over the batch of its own; where that does not hold either, each batch is traced by itself.
+
+A batch of 1 is traced for itself.  Its transposed tensors count as contiguous, which spares copies that every larger
+batch makes, so it is on no line with the others; and where sequences are long it is the batch that matters.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from sweeper.axes import at_size, words
+from sweeper.errors import Untraceable
 from sweeper.polynomial import NotPolynomial, PolynomialTrace, QuadraticTrace
 from sweeper.predicting import EachSize, StepTracer, job_traces
 from sweeper.trace import AffineTrace, NoLaw, Trace
 from sweeper.trial import TrialSpec
 
-__all__ = ["LAW_STEP", "LawsBySize", "law_sizes", "traces_along"]
+__all__ = ["LAW_STEP", "BatchLaw", "LawsBySize", "law_sizes", "traces_along"]
 
 # What the sizes of one law differ by.  Tokens: the backward of flash attention rounds lengths up to 128
 # (seqlen_q_rounded, mha_bwd, aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp), that of efficient
@@ -57,6 +61,22 @@ def traces_along(
         return EachSize(tracer, spec, kernels, taken=taken, why=why, axis=axis)
 
 
+class BatchLaw:
+    """The traces of one job at one size: ``law`` over the batch, and a batch of 1 as ``first`` traces it."""
+
+    def __init__(self, law: AffineTrace, first: Callable[[], Trace]) -> None:
+        self._law, self._first = law, first
+        self._found: Trace | None = None
+
+    def at(self, batch_size: int) -> Trace:
+        """Raises ``ValueError`` where the law asks for less than nothing."""
+        if batch_size != 1:
+            return self._law.at(batch_size)
+        if self._found is None:
+            self._found = self._first()
+        return self._found
+
+
 class LawsBySize:
     """The traces of one job over the batch, at each of ``sizes`` along ``axis``; each law is found when first needed.
 
@@ -69,24 +89,41 @@ class LawsBySize:
         for size in sorted(sizes):
             self._classes[self._remainder(size)].append(size)
         self._laws: dict[int, PolynomialTrace | None] = {}
-        self._reasons: dict[str, NoLaw] = {}
+        self._firsts: dict[int, QuadraticTrace | EachSize] = {}
+        self._reasons: dict[str, NoLaw | str] = {}
 
-    def at(self, size: int) -> AffineTrace | EachSize:
+    def at(self, size: int) -> BatchLaw | EachSize:
         """Raises what ``StepTracer.traces`` raises, ``Untraceable`` among it."""
         remainder = self._remainder(size)
         if remainder not in self._laws:
             self._laws[remainder] = self._joint(self._classes[remainder])
         law = self._laws[remainder]
-        if law is not None:
-            return law.at(size)
-        alone = job_traces(self._tracer, at_size(self._spec, self._axis, size), self._kernels)
-        if isinstance(alone, EachSize) and alone.why is not None:
-            self._reasons.setdefault("memory is not affine in the batch, so each batch was traced by itself", alone.why)
-        return alone
+        found = law.at(size) if law is not None else self._alone(size)
+        return found if isinstance(found, EachSize) else BatchLaw(found, lambda: self._of_one(size, found))
 
     @property
     def notes(self) -> tuple[str, ...]:
         return tuple(f"{sentence} ({why})" for sentence, why in self._reasons.items())
+
+    def _alone(self, size: int) -> AffineTrace | EachSize:
+        found = job_traces(self._tracer, at_size(self._spec, self._axis, size), self._kernels)
+        if isinstance(found, EachSize) and found.why is not None:
+            self._reasons.setdefault("memory is not affine in the batch, so each batch was traced by itself", found.why)
+        return found
+
+    def _of_one(self, size: int, law: AffineTrace) -> Trace:
+        """The trace of batch 1; what ``law`` says of it where it does not run, as after pooling under batch norm."""
+        remainder = self._remainder(size)
+        try:
+            if remainder not in self._firsts:
+                sizes = self._classes[remainder]
+                members = range(sizes[0], sizes[-1] + 1, sizes[1] - sizes[0] if len(sizes) > 1 else 1)
+                spec = at_size(self._spec, "batch", 1)
+                self._firsts[remainder] = traces_along(self._tracer, spec, self._kernels, self._axis, members)
+            return self._firsts[remainder].at(size)
+        except Untraceable as problem:
+            self._reasons.setdefault("batch 1 does not run, and is taken to be as the others are", problem.message)
+            return law.at(1)
 
     def _remainder(self, size: int) -> int:
         return size % LAW_STEP.get(self._axis, 1)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sweeper.boundary import MeasuredPoint
 from sweeper.charting import TRIALS, Asked, fitted_to, measure
 from sweeper.errors import FolderUnusable, UsageError, WorkerFailed
 from sweeper.trial import DescribeModel, ModelReport, Outcome, Refused, Request, Response, TrialSpec
@@ -131,7 +132,7 @@ def test_both_sides_of_the_boundary_are_run_where_it_is_below_the_cap(
     count: int, ran: list[tuple[int, int]], tmp_path: Path
 ) -> None:
     runner = TrialRunner(as_predicted)
-    told = []
+    told: list[MeasuredPoint] = []
     found = measure(FOUND, count, runner, tmp_path, on_trial=told.append)
     assert runner.ran == ran == [(point.length, point.batch) for point in found.measured]
     assert list(found.measured) == told
@@ -171,7 +172,8 @@ def test_what_is_written_down_is_not_run_again_and_a_trial_that_broke_is(tmp_pat
 def test_a_torn_last_line_is_cut_off_and_its_trial_run_again(tmp_path: Path) -> None:
     found = measure(FOUND, 9, TrialRunner(as_predicted), tmp_path)
     whole = (tmp_path / TRIALS).read_bytes()
-    for cut in range(whole.rindex(b"\n", 0, -1) + 1, len(whole)):
+    last = whole.rindex(b"\n", 0, -1) + 1
+    for cut in (last, last + 1, (last + len(whole)) // 2, len(whole) - 1):
         (tmp_path / TRIALS).write_bytes(whole[:cut])
         again = TrialRunner(as_predicted)
         assert measure(FOUND, 9, again, tmp_path) == found

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from sweeper.errors import Untraceable
-from sweeper.laws import LAW_STEP, LawsBySize, law_sizes, traces_along
+from sweeper.laws import LAW_STEP, BatchLaw, LawsBySize, law_sizes, traces_along
 from sweeper.polynomial import QuadraticTrace
 from sweeper.predicting import EachSize, StepTracer
-from sweeper.trace import AffineTrace, Trace
+from sweeper.trace import Trace
 from sweeper.trace_cache import TraceCache
 from sweeper.trial import Request, Response, TakeTraces, Traced, TrialSpec
 from sweeper.units import KIB, MIB
@@ -40,6 +40,14 @@ def another_kernel(batch: int, length: int) -> Trace:
 def jumps(batch: int, length: int) -> Trace:
     """On no line, over neither."""
     return a_trace(batch, hidden=MIB * (-(-batch * length // 1500)))
+
+
+def one_apart(batch: int, length: int) -> Trace:
+    """A batch of 1 is spared a copy."""
+    trace = attention(batch, length)
+    if batch > 1:
+        return trace
+    return dataclasses.replace(trace, events=(0, 1, ~1), sizes=trace.sizes[:2], labels_of=(0, 1))
 
 
 class TracingRunner:
@@ -73,7 +81,7 @@ def laws_of(step: Step, sizes: range, tmp_path: Path) -> tuple[LawsBySize, Traci
     return LawsBySize(StepTracer(runner, tmp_path), SPEC, "8.9", "seq-len", sizes), runner
 
 
-@pytest.mark.parametrize("step", [attention, padded, another_kernel, jumps])
+@pytest.mark.parametrize("step", [attention, padded, another_kernel, jumps, one_apart])
 @pytest.mark.parametrize("sizes", [range(128, 4097, 128), range(32, 1025, 32), range(1000, 1601, 200)])
 def test_whatever_the_job_is_the_traces_are_its_own(step: Step, sizes: range, tmp_path: Path) -> None:
     laws, _ = laws_of(step, sizes, tmp_path)
@@ -88,9 +96,32 @@ def test_whatever_the_job_is_the_traces_are_its_own(step: Step, sizes: range, tm
 def test_one_law_for_each_remainder_of_eight_traces(step: Step, grid: int, laws_needed: int, tmp_path: Path) -> None:
     laws, runner = laws_of(step, range(grid, 33 * grid, grid), tmp_path)
     for size in range(grid, 33 * grid, grid):
-        assert isinstance(laws.at(size), AffineTrace)
+        assert isinstance(laws.at(size), BatchLaw)
     assert len(runner.taken) == len(set(runner.taken)) == 8 * laws_needed
     assert laws.notes == ()
+
+
+def test_a_batch_of_1_takes_five_traces_more_and_only_where_it_is_asked_for(tmp_path: Path) -> None:
+    laws, runner = laws_of(one_apart, range(128, 4097, 128), tmp_path)
+    for size in range(128, 4097, 128):
+        assert laws.at(size).at(2) == one_apart(2, size)
+    assert len(runner.taken) == 8
+    for size in range(128, 4097, 128):
+        assert laws.at(size).at(1) == one_apart(1, size)
+    assert len(runner.taken) == 8 + 5
+
+
+def test_where_batch_1_does_not_run_it_is_as_the_others_and_that_is_said(tmp_path: Path) -> None:
+    class Breaks(TracingRunner):
+        def run(self, request: Request, folder: Path, *, timeout_s: float | None = None) -> Response:
+            assert isinstance(request, TakeTraces)
+            return a_broken(reason="one value") if request.spec.batch_size == 1 else super().run(request, folder)
+
+    laws = LawsBySize(StepTracer(Breaks(attention), tmp_path), SPEC, "8.9", "seq-len", range(128, 4097, 128))
+    assert laws.at(256).at(1) == attention(1, 256)
+    (note,) = laws.notes
+    assert "batch 1 does not run" in note
+    assert "one value" in note
 
 
 def test_the_sizes_a_law_is_held_against_are_no_nodes_and_their_batch_is_none_of_its(tmp_path: Path) -> None:
@@ -104,7 +135,7 @@ def test_the_sizes_a_law_is_held_against_are_no_nodes_and_their_batch_is_none_of
 
 def test_where_a_kernel_changes_on_the_way_each_length_has_its_own_law_and_that_is_said(tmp_path: Path) -> None:
     laws, runner = laws_of(another_kernel, range(128, 4097, 128), tmp_path)
-    assert all(isinstance(laws.at(size), AffineTrace) for size in (128, 1024, 4096))
+    assert all(isinstance(laws.at(size), BatchLaw) for size in (128, 1024, 4096))
     assert len(runner.taken) == 6 + 3 * 3
     (note,) = laws.notes
     assert "no polynomial of the sequence length, so each sequence length was traced by itself" in note
