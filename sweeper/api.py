@@ -23,7 +23,7 @@ from sweeper.calibration import Calibration
 from sweeper.calibrations import Calibrations
 from sweeper.calibrations import default_folder as calibrations_folder
 from sweeper.checks import bytes_of, check_device, check_not_given, check_numbers, check_sizes, sizes_of
-from sweeper.choices import Choices, check_choices, job
+from sweeper.choices import Choices, check_choices, check_on_card, job
 from sweeper.drawing import draw, draw_timeline
 from sweeper.errors import UnknownName, UsageError, WorkerFailed
 from sweeper.journal import Journal, read_record
@@ -234,6 +234,7 @@ def predict(
     limit = bytes_of(budget)
     wanted = _wanted(spec, max_batch=max_batch, batch=batch, budget_bytes=limit, history=history)
     asked = _card_of(card, limit, calibrations(calibration))
+    check_on_card(spec, asked.compute_capability, asked.label)
     return _forecasts(spec, (asked,), wanted, cache=cache, on_trace=on_trace)[0]
 
 

@@ -120,6 +120,8 @@ def _measure(spec: TrialSpec, device: Device) -> Outcome | Refused:
     meter = Meter(device)
     meter.card_before = device.card_memory()
     try:
+        if isinstance(device, CudaDevice):  # of a simulated card the driver has seen to it
+            device.check(spec)
         import_optimizer(spec)
         with device.session():
             try:

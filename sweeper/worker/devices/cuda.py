@@ -18,7 +18,8 @@ import pynvml
 import torch
 
 from sweeper.allocator_conf import VARIABLES, words_in_force
-from sweeper.trial import CardMemory, DeviceReport, Precision
+from sweeper.choices import check_on_card
+from sweeper.trial import CardMemory, DeviceReport, Precision, TrialSpec
 from sweeper.worker.devices import Device, DeviceMissing, FailureDetail, Usage, amp_dtype, torchvision_version
 
 __all__ = ["CudaDevice"]
@@ -73,6 +74,12 @@ class CudaDevice(Device):
             torch=torch.__version__,
             torchvision=torchvision_version(),
         )
+
+    def check(self, spec: TrialSpec) -> None:
+        """Raises ``UsageError`` for what NVIDIA's cards of this compute capability cannot do."""
+        if not torch.version.hip:
+            properties = torch.cuda.get_device_properties(self.torch_device)
+            check_on_card(spec, f"{properties.major}.{properties.minor}", properties.name)
 
     def autocast(self, precision: Precision) -> AbstractContextManager[Any]:
         dtype = amp_dtype(precision)
