@@ -18,7 +18,7 @@ from sweeper.calibration import Calibration
 from sweeper.calibrations import Calibrations
 from sweeper.charting import Asked, chart, fitted_to, measure
 from sweeper.checks import bytes_of, check_lengths, check_not_given, check_numbers, check_sizes
-from sweeper.choices import Choices, job
+from sweeper.choices import Choices, check_choices, job
 from sweeper.comparing import Comparison, compare, is_comparison, load_comparison, resume_comparison
 from sweeper.difference import Difference, difference
 from sweeper.drawing import draw, draw_comparison, draw_frontier, draw_timeline
@@ -249,6 +249,7 @@ def predict(
     limit = bytes_of(budget)
     wanted = _wanted(spec, max_batch=max_batch, batch=batch, budget_bytes=limit, history=history)
     asked = _card_of(card, limit, calibrations(calibration))
+    _check_simulated(spec, asked)
     return _forecasts(spec, (asked,), wanted, cache=cache, on_trace=on_trace)[0]
 
 
@@ -263,11 +264,14 @@ def predict_all(
     on_trace: Callable[[TrialSpec, str], None] | None = None,
     **choices: "Unpack[Choices]",
 ) -> tuple[Forecast, ...]:
-    """The same of every card in the catalogue, the smallest answer first; a budget limits the cards that have more."""
+    """The same of every card in the catalogue, the smallest answer first; a budget limits the cards that have more.
+
+    Cards that cannot do what is asked (tf32 before compute capability 8.0) are left out.
+    """
     spec = job(model, choices)
     check_not_given(spec, "batch")
     wanted = _wanted(spec, max_batch=max_batch, batch=batch, budget_bytes=bytes_of(budget))
-    found = _forecasts(spec, tuple(calibrations(calibration).cards()), wanted, cache=cache, on_trace=on_trace)
+    found = _forecasts(spec, _able(spec, calibrations(calibration)), wanted, cache=cache, on_trace=on_trace)
     return tuple(sorted(found, key=lambda one: (one.max_batch or 0, one.capacity_bytes, one.card.name)))
 
 
@@ -406,6 +410,25 @@ def load(
             raise UsageError(f"no trial of {folder} was run yet", hint=f"go on with it: sweep --resume {folder}")
         record = record.with_schedule(cost.on(record.device))
     return Run(record, Path(folder))
+
+
+def _check_simulated(spec: TrialSpec, card: cards.Card) -> None:
+    """Raises ``UsageError`` where ``spec`` cannot be simulated on ``card``, as far as its words tell."""
+    check_choices(dataclasses.replace(spec, device=f"sim:{card.name}", card=card))
+
+
+def _able(spec: TrialSpec, kept: Calibrations) -> tuple[cards.Card, ...]:
+    """The cards that can do what ``spec`` asks.  Raises ``UsageError`` where none can."""
+    able, refused = [], None
+    for card in kept.cards():
+        try:
+            _check_simulated(spec, card)
+            able.append(card)
+        except UsageError as problem:
+            refused = problem
+    if not able and refused is not None:
+        raise refused
+    return tuple(able)
 
 
 def _card_of(name: str | None, budget_bytes: int | None, kept: Calibrations) -> cards.Card:

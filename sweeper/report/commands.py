@@ -137,13 +137,25 @@ def _free_the_card(failure: OutOfMemory) -> list[str]:
     return [f"end what else is on the card: other processes hold {format_bytes(memory.others_bytes)}"]
 
 
+# What the optimizer of the worker's ``optimizers`` keeps.
+_STATE = {
+    "sgd-momentum": "as many bytes as the weights",
+    "adam": "twice the weights' bytes",
+    "adamw": "twice the weights' bytes",
+    "adagrad": "as many bytes as the weights",
+    "rmsprop": "as many bytes as the weights",
+    "adafactor": "a number for each row and column",
+    "adamw-8bit": "two bytes a parameter",
+}
+
+
 def _smaller_state(spec: TrialSpec, failure: OutOfMemory) -> list[str]:
     """Help against weights and optimizer state, where those are what ran out."""
     found = []
-    if failure.phase == "setup" and spec.precision != "bf16":
+    if failure.phase == "setup" and spec.precision not in ("fp16", "bf16"):
         found.append("--precision bf16: weights of 2 bytes; amp keeps them at 4")
     if spec.mode == "train" and spec.optimizer != "sgd":
-        found.append(f"--optimizer sgd: no state; {spec.optimizer} keeps twice the weights' bytes")
+        found.append(f"--optimizer sgd: no state; {spec.optimizer} keeps {_STATE[spec.optimizer]}")
     return found
 
 

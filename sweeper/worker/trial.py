@@ -134,6 +134,8 @@ def _attempt(spec: TrialSpec, device: Device) -> Outcome | Refused:
     meter = Meter(device, look_in=1 if spec.steps > 2 else 0)
     meter.card_before = device.card_memory()
     try:
+        if isinstance(device, CudaDevice):  # of a simulated card the driver has seen to it
+            device.check(spec)
         import_optimizer(spec)
         with device.session():
             try:

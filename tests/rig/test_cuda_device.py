@@ -97,6 +97,13 @@ def test_the_allocator_configuration_is_reported(answer: Answer) -> None:
     assert report.allocator_conf == "max_split_size_mb:64"
 
 
+@pytest.mark.parametrize(("precision", "capability"), [("tf32", 75), ("fp8", 86)])
+def test_a_precision_that_the_card_has_not_is_refused(answer: Answer, precision: str, capability: int) -> None:
+    refused = answer(spec("linears", precision=precision), GIB, compute_capability=capability)
+    assert isinstance(refused, Refused)
+    assert f"--precision {precision} needs compute capability" in refused.message
+
+
 def test_words_for_the_allocator_act_and_come_before_the_environments(answer: Answer) -> None:
     more = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}
     words = "roundup_power2_divisions:2"

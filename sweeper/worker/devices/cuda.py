@@ -19,8 +19,9 @@ import pynvml
 import torch
 
 from sweeper.allocator_conf import VARIABLES, words_in_force
+from sweeper.choices import check_on_card
 from sweeper.host_memory import status_bytes
-from sweeper.trial import CardMemory, DeviceReport, Fragmentation, Precision
+from sweeper.trial import CardMemory, DeviceReport, Fragmentation, Precision, TrialSpec
 from sweeper.worker.activity import Reading
 from sweeper.worker.devices import Device, DeviceMissing, FailureDetail, Usage, amp_dtype, torchvision_version
 
@@ -76,6 +77,12 @@ class CudaDevice(Device):
             torch=torch.__version__,
             torchvision=torchvision_version(),
         )
+
+    def check(self, spec: TrialSpec) -> None:
+        """Raises ``UsageError`` for what NVIDIA's cards of this compute capability cannot do."""
+        if not torch.version.hip:
+            properties = torch.cuda.get_device_properties(self.torch_device)
+            check_on_card(spec, f"{properties.major}.{properties.minor}", properties.name)
 
     def autocast(self, precision: Precision) -> AbstractContextManager[Any]:
         dtype = amp_dtype(precision)
