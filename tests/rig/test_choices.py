@@ -110,7 +110,7 @@ JOBS: dict[str, TrialSpec] = {
     **{
         f"math-{mask}-{precision}": _attending(precision, mask=mask)
         for mask in ("none", "causal", "added", "allowed")
-        for precision in ("fp32", "amp-fp16", "amp-bf16", "bf16")
+        for precision in ("fp32", "amp-bf16", *(("amp-fp16", "bf16") if mask == "causal" else ()))
     },
     "math-dropout": _attending("fp32", dropout=0.1),
     "math-dropout-bf16": _attending("bf16", dropout=0.1, mask="causal"),
