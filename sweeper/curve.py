@@ -32,6 +32,7 @@ _LEVEL_ERROR_SHARE = 0.25
 _LEVEL_WORST_ERROR = 0.01
 _LINE_POINTS = 2  # so a line above a level may rest on two sizes; ``points_used`` says so
 _SQUARE_POINTS = 3
+_SQUARE_SHARE = 0.1  # of the growth up to the largest size: a smaller square is what the small sizes left over
 _BENT_SHARE = 0.01  # of a peak: what a line may miss it by, as above, before the peaks are called bent
 
 # Two sizes closer than this ratio differ by little more than the allocator's noise: no slope is taken from them.
@@ -94,7 +95,7 @@ def fit_law(measured: Iterable[tuple[int, int]], *, curved: bool = False) -> Mem
     A size measured more than once counts with its largest peak.  Ordinary least squares, and the plainest law that
     does: one line, where it is within 1 % of every peak.  Else a level of small sizes is taken out of the line, and
     where the law may be ``curved`` a square is added to it, each only when that leaves less than a quarter of the
-    squared error of what is plainer.  So growth with the square is said of three sizes or more, of four above a level,
+    squared error of what is plainer; a square must be a tenth of the growth as well.  So growth with the square is said of three sizes or more, of four above a level,
     and never of peaks that a line explains.
     """
     points: dict[int, int] = {}
@@ -113,11 +114,20 @@ def fit_law(measured: Iterable[tuple[int, int]], *, curved: bool = False) -> Mem
         above = _SQUARE_POINTS + 1 if square else _LINE_POINTS + curved
         levels = range(max(1, len(sizes) - above + 1))
         laws = [_law(points, sizes, on_level=count, square=square) for count in levels]
-        rising = [law for law in laws if (law.per_square_bytes if square else law.per_sample_bytes) > 0]
+        if square:
+            laws = [law for law in laws if _square_share(law, sizes[-1]) >= _SQUARE_SHARE]
+        rising = [law for law in laws if square or law.per_sample_bytes > 0]
         other = min(rising, key=lambda law: _error(law, points), default=best)
         if _error(other, points) < _LEVEL_ERROR_SHARE * _error(best, points):
             best = other
     return best
+
+
+def _square_share(law: MemoryLaw, size: int) -> float:
+    """The square's share of what ``size`` adds to the fixed bytes; 0 of a law that bends down."""
+    squared = law.per_square_bytes * size * size
+    grown = law.per_sample_bytes * size + squared
+    return squared / grown if squared > 0 and grown > 0 else 0.0
 
 
 def _law(points: Mapping[int, int], sizes: list[int], *, on_level: int, square: bool = False) -> MemoryLaw:

@@ -115,7 +115,7 @@ def test_the_title_says_the_answer_and_the_boundary_is_named(record: Record) -> 
     named = [text for text in _axes(figures.memory(record)).texts if "fits" in text.get_text()]
     assert len(named) == answered
     if answered and record.first_failure is not None:
-        assert any(f"{record.max_batch} fits, {record.first_failure} does not" in text for text in texts)
+        assert any(f"{record.max_size:,} fits, {record.first_failure:,} does not" in text for text in texts)
         assert f"{record.first_failure} does not" in named[0].get_text()
 
 
