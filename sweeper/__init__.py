@@ -10,18 +10,33 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from sweeper.api import Comparison, Difference, Forecast, Run, compare, diff, load, predict, resume, sweep
+    from sweeper.api import (
+        Comparison,
+        Difference,
+        Forecast,
+        Frontier,
+        Run,
+        compare,
+        diff,
+        frontier,
+        load,
+        predict,
+        resume,
+        sweep,
+    )
     from sweeper.errors import SweepError
 
 __all__ = [
     "Comparison",
     "Difference",
     "Forecast",
+    "Frontier",
     "Run",
     "SweepError",
     "__version__",
     "compare",
     "diff",
+    "frontier",
     "load",
     "predict",
     "resume",

@@ -4,6 +4,7 @@ The words and their limits are those of ``c10/core/AllocatorConfig.h`` and ``c10
 2.14, tried one by one on its binary.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,17 @@ from typing import Any
 from sweeper.errors import UsageError
 from sweeper.units import MIB
 
-__all__ = ["DEFAULT_CONF", "AllocatorConf"]
+__all__ = ["DEFAULT_CONF", "VARIABLES", "AllocatorConf", "words_in_force"]
+
+# The first is that of 2.9 and later, which still read the second where the first is not set.
+VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+def words_in_force(asked: str | None = None) -> str:
+    """What the allocator is told: ``asked``, of ``--alloc-conf``, and what the environment says only without it."""
+    if asked is not None:
+        return asked
+    return next((words for name in VARIABLES if (words := os.environ.get(name))), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

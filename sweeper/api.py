@@ -4,7 +4,6 @@ Importing this brings in neither torch nor matplotlib; a sweep starts a worker t
 """
 
 import dataclasses
-import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,23 +12,27 @@ from typing import TYPE_CHECKING, Any
 
 from sweeper import calibrating, cards
 from sweeper.accuracy import accuracy
-from sweeper.allocator_conf import AllocatorConf
+from sweeper.allocator_conf import AllocatorConf, words_in_force
+from sweeper.boundary import Frontier, MeasuredPoint
 from sweeper.calibration import Calibration
 from sweeper.calibrations import Calibrations
-from sweeper.checks import bytes_of, check_not_given, check_numbers, check_sizes
+from sweeper.charting import Asked, chart, fitted_to, measure
+from sweeper.checks import bytes_of, check_lengths, check_not_given, check_numbers, check_sizes
 from sweeper.choices import Choices, job
 from sweeper.comparing import Comparison, compare, is_comparison, load_comparison, resume_comparison
 from sweeper.difference import Difference, difference
-from sweeper.drawing import draw, draw_comparison, draw_timeline
+from sweeper.drawing import draw, draw_comparison, draw_frontier, draw_timeline
 from sweeper.errors import FolderUnusable, UsageError, WorkerFailed
 from sweeper.journal import Journal, read_record
+from sweeper.model_names import modules_of
 from sweeper.predicting import Forecast, StepTracer, Wanted, forecasts
+from sweeper.prices import cost_question
 from sweeper.questions import AUTO_CARD, Options, calibrations, new_folder, question, runner_for, settled
 from sweeper.record import CurvePoint, Record
 from sweeper.runner import Runner, open_runner
-from sweeper.sweeping import Observer, Silent, run_sweep
+from sweeper.sweeping import Observer, Silent, describe, run_sweep
 from sweeper.trace_cache import TraceCache, default_folder
-from sweeper.trial import TrialSpec
+from sweeper.trial import DescribeModel, ModelReport, TrialSpec
 from sweeper.units import format_bytes
 
 if TYPE_CHECKING:
@@ -42,14 +45,18 @@ __all__ = [
     "Comparison",
     "Difference",
     "Forecast",
+    "Frontier",
     "Run",
     "calibrate",
     "calibrations",
     "compare",
+    "describe_models",
     "diff",
     "draw",
     "draw_comparison",
     "draw_timeline",
+    "draw_frontier",
+    "frontier",
     "is_comparison",
     "load",
     "load_comparison",
@@ -72,8 +79,13 @@ class Run:
 
     @property
     def max_batch(self) -> int | None:
-        """The largest batch that was run and fitted; None when nothing fits."""
+        """The largest batch that was run and fitted; None when nothing fits, or something else was varied."""
         return self.record.max_batch
+
+    @property
+    def max_size(self) -> int | None:
+        """The largest size along the axis that was run and fitted; None when nothing fits."""
+        return self.record.max_size
 
     @property
     def proven(self) -> bool:
@@ -82,21 +94,26 @@ class Run:
 
     @property
     def recommended_batch(self) -> int | None:
-        """The largest batch run that leaves the margin free."""
+        """The largest batch run that leaves the margin free; None where something else was varied."""
         return self.record.recommended_batch
 
     @property
+    def recommended_size(self) -> int | None:
+        """The largest size run that leaves the margin free."""
+        return self.record.recommended_size
+
+    @property
     def first_failure(self) -> int | None:
-        """The smallest batch that ran out of memory."""
+        """The smallest size that ran out of memory."""
         return self.record.first_failure
 
     @property
     def curve(self) -> tuple[CurvePoint, ...]:
-        """One point for each batch that was run, ascending; sizes in bytes."""
+        """One point for each size that was run, ascending; peaks in bytes."""
         return self.record.curve
 
     def plot(self) -> "Figure":
-        """Batch against peak memory, as a matplotlib Figure."""
+        """Size against peak memory, as a matplotlib Figure."""
         from sweeper.report import figures
 
         return figures.memory(self.record)
@@ -137,6 +154,9 @@ def sweep(
     round_to: int | None = None,
     predict: bool = True,
     calibration: bool = True,
+    price: str | None = None,
+    samples: int | None = None,
+    epochs: float | None = None,
     timeout_s: float = 600.0,
     isolation: str = "fork",
     host_memory_limit: int | str | None = None,
@@ -152,10 +172,12 @@ def sweep(
     the choices; ``target_batch`` is the effective batch to keep by accumulation.  ``memory_limit`` and
     ``host_memory_limit`` are bytes or a text such as ``"8GiB"``; ``margin`` is the share of capacity the recommended
     batch leaves free; ``confirm`` is how often the answer must fit (1 on simulated cards, 2 on real devices when
-    None).  ``calibration`` is whether a kept calibration of the card is used.  ``folder`` defaults to a new one in
-    ``results/``.  Raises ``UsageError`` before anything runs when the question cannot be asked, ``CalibrationUnusable``
-    for what is kept of the card, ``FolderUnusable`` or ``FolderInUse`` for the folder, ``WorkerFailed`` when no worker
-    starts.  A trial that breaks does not raise: see ``Run.record.broken``.
+    None).  ``calibration`` is whether a kept calibration of the card is used.  ``samples`` (of one epoch) and
+    ``epochs`` (1 when None) ask for the hours of a whole training, ``price`` for its cost: a text such as ``"0.80/h"``
+    or ``"0.80 EUR/h"``, or ``"list"`` for a list price; nothing simulated has either.  ``folder`` defaults to a new
+    one in ``results/``.  Raises ``UsageError`` before anything runs when the question cannot be asked,
+    ``CalibrationUnusable`` for what is kept of the card, ``FolderUnusable`` or ``FolderInUse`` for the folder,
+    ``WorkerFailed`` when no worker starts.  A trial that breaks does not raise: see ``Run.record.broken``.
     """
     asked = question(
         model,
@@ -176,6 +198,9 @@ def sweep(
             round_to=round_to,
             predict=predict,
             calibration=calibration,
+            price=price,
+            samples=samples,
+            epochs=epochs,
             timeout_s=timeout_s,
             isolation=isolation,
             host_memory_limit=host_memory_limit,
@@ -246,16 +271,66 @@ def predict_all(
     return tuple(sorted(found, key=lambda one: (one.max_batch or 0, one.capacity_bytes, one.card.name)))
 
 
+def frontier(
+    model: str,
+    *,
+    max_batch: int = 64,
+    max_seq_len: int | None = None,
+    min_seq_len: int | None = None,
+    step: int | None = None,
+    device: str = "auto",
+    memory_limit: int | str | None = None,
+    measure_points: int = 0,
+    timeout_s: float = 600.0,
+    folder: str | Path | None = None,
+    cache: bool = True,
+    calibration: bool = True,
+    observer: Observer | None = None,
+    on_trace: Callable[[TrialSpec, str], None] | None = None,
+    on_trial: Callable[[MeasuredPoint], None] | None = None,
+    **choices: "Unpack[Choices]",
+) -> tuple[Frontier, Path]:
+    """Say what the largest batch is at each sequence length; returns the ``Frontier`` and the folder of its files.
+
+    Lengths are the multiples of ``step`` from ``min_seq_len`` to ``max_seq_len``, by default as many as the model has
+    positions; batches go up to ``max_batch``.  All of it is predicted; ``measure_points`` of it, spread along the
+    boundary, are run as trials on ``device``, on both sides.  ``folder`` defaults to a new one in ``results/``; the
+    same question in the same folder runs no trial twice.  ``observer`` is told what ``auto`` came to; the rest is as
+    in ``sweep`` and ``predict``, and so is what is raised.
+    """
+    where: Options = {"max_batch": max_batch, "device": device, "memory_limit": memory_limit}
+    how: Options = {"timeout_s": timeout_s, "calibration": calibration}
+    asked = question(model, Options(**choices, **where, **how))
+    check_lengths(asked.spec, shortest=min_seq_len, longest=max_seq_len, step=step, measured=measure_points)
+    traces = TraceCache(default_folder()) if cache else None
+    with runner_for(asked) as runner, tempfile.TemporaryDirectory() as scratch:
+        spec = settled(asked, runner, observer or Silent()).spec
+        report = describe(runner, spec, Path(scratch) / "device")
+        wanted = Asked(cap=max_batch, longest=max_seq_len, shortest=min_seq_len, step=step)
+        spec, lengths, notes = fitted_to(runner, spec, wanted, Path(scratch) / "model")
+        tracer = StepTracer(runner, Path(scratch) / "trace", cache=traces, on_trace=on_trace)
+        kept = calibrations(calibration)
+        of_card = kept.get(cards.name_for(report.label, report.total_bytes)) if report.device != "cpu" else None
+        found = chart(tracer, spec, report, lengths, max_batch, of_card)
+        found = dataclasses.replace(found, notes=notes + found.notes)
+        path = Path(folder) if folder is not None else new_folder(f"frontier-{model}", spec.device)
+        if measure_points:
+            found = measure(found, measure_points, runner, path, on_trial=on_trial)
+    draw_frontier(found, path)
+    return found, path
+
+
 def resume(folder: str | Path, *, observer: Observer | None = None) -> Run:
     """Go on with the sweep in ``folder``, or return it when it is finished."""
     if is_comparison(Path(folder)):
         raise FolderUnusable(f"{folder} holds a comparison", hint=f"go on with it: sweep compare --resume {folder}")
     with Journal.reopen(Path(folder)) as journal:
-        settings = journal.record.header.settings
+        spec, settings = journal.record.header.spec, journal.record.header.settings
         with open_runner(
             settings.isolation,
             timeout_s=settings.timeout_s,
             host_memory_limit_bytes=settings.host_memory_limit_bytes,
+            preload=modules_of(spec.model, spec.config),
         ) as runner:
             return _finish(journal, runner, observer, calibrations(settings.calibration))
 
@@ -272,6 +347,25 @@ def calibrate(
     with open_runner("fork", timeout_s=timeout_s) as runner, tempfile.TemporaryDirectory() as scratch:
         found = calibrating.calibrate(runner, device, Path(scratch), on_job=on_job)
     return found, calibrations().put(found)
+
+
+def describe_models(names: Sequence[str]) -> dict[str, ModelReport]:
+    """What each of ``names`` is, asked of a worker; those that it refuses, or that break, are left out.
+
+    Raises ``WorkerFailed`` when no worker starts.
+    """
+    found: dict[str, ModelReport] = {}
+    preload = sorted({module for name in names for module in modules_of(name, None)})
+    with (
+        open_runner("fork", timeout_s=_TRACE_TIMEOUT_S, preload=preload) as runner,
+        tempfile.TemporaryDirectory() as scratch,
+    ):
+        for name in names:
+            spec = TrialSpec(model=name, batch_size=1, device=f"sim:{AUTO_CARD}")
+            answer = runner.run(DescribeModel(spec=spec), Path(scratch) / "model")
+            if isinstance(answer, ModelReport):
+                found[name] = answer
+    return found
 
 
 def _finish(journal: Journal, runner: Runner, observer: Observer | None, kept: Calibrations) -> Run:
@@ -299,9 +393,19 @@ def _single_run(folder: Path) -> Record:
     return read_record(folder)
 
 
-def load(folder: str | Path) -> Run:
-    """The run in ``folder``, as far as it got; nothing is run."""
-    return Run(read_record(Path(folder)), Path(folder))
+def load(
+    folder: str | Path, *, price: str | None = None, samples: int | None = None, epochs: float | None = None
+) -> Run:
+    """The run in ``folder``, as far as it got; nothing is run.
+
+    ``price``, ``samples`` and ``epochs`` ask for the cost of a whole training, as in ``sweep``.
+    """
+    record = read_record(Path(folder))
+    if (cost := cost_question(price, samples, epochs)) is not None:
+        if record.device is None:
+            raise UsageError(f"no trial of {folder} was run yet", hint=f"go on with it: sweep --resume {folder}")
+        record = record.with_schedule(cost.on(record.device))
+    return Run(record, Path(folder))
 
 
 def _card_of(name: str | None, budget_bytes: int | None, kept: Calibrations) -> cards.Card:
@@ -347,9 +451,12 @@ def _forecasts(
     on_trace: Callable[[TrialSpec, str], None] | None,
 ) -> list[Forecast]:
     # As the simulated device reads it, so that both allocators keep the same rules.
-    words = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
-    conf = AllocatorConf.parse(words)
+    conf = AllocatorConf.parse(words_in_force(spec.alloc_conf))
     kept = TraceCache(default_folder()) if cache else None
-    with open_runner("fork", timeout_s=_TRACE_TIMEOUT_S) as runner, tempfile.TemporaryDirectory() as scratch:
+    preload = modules_of(spec.model, spec.config)
+    with (
+        open_runner("fork", timeout_s=_TRACE_TIMEOUT_S, preload=preload) as runner,
+        tempfile.TemporaryDirectory() as scratch,
+    ):
         tracer = StepTracer(runner, Path(scratch) / "trace", cache=kept, on_trace=on_trace)
         return list(forecasts(spec, on, wanted, tracer, conf))

@@ -5,35 +5,72 @@ A size along an axis is a whole number; everything else of the trial stays as it
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 from sweeper.errors import UnknownName
 from sweeper.trial import TrialSpec
 
-__all__ = ["AXES", "Words", "at_size", "check_axis", "model_argument", "size_of", "words"]
+__all__ = ["AXES", "Words", "at_size", "check_axis", "model_argument", "size_of", "without_size", "words"]
 
 AXES = ("batch", "seq-len", "image-size", "model.ARG")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Words:
-    """How a size along an axis is spoken of: "batch 64 fits", "the largest batch that fits"."""
+    """How a size along an axis is spoken of: "batch 64 fits", "longest sequence that fits: 3,712 tokens"."""
 
     size: str  # before the number
-    largest: str  # what the answer is, in the singular
+    largest: str  # what the answer is: "largest batch"
     letter: str  # in a trial's folder
+    noun: str  # what a size counts, in the singular: "token"
+    label: str  # of a plot's axis, with its unit
+    unit: str = ""  # after a number that stands alone
+    heading: str  # of a table's column, in one or two lines
 
 
 _WORDS = {
-    "batch": Words("batch", "largest batch", "b"),
-    "seq-len": Words("sequence length", "longest sequence", "s"),
-    "image-size": Words("image size", "largest image", "i"),
+    "batch": Words(
+        size="batch",
+        largest="largest batch",
+        letter="b",
+        noun="sample",
+        label="batch size",
+        heading="batch",
+    ),
+    "seq-len": Words(
+        size="sequence length",
+        largest="longest sequence",
+        letter="s",
+        noun="token",
+        label="sequence length (tokens)",
+        unit="tokens",
+        heading="sequence\nlength",
+    ),
+    "image-size": Words(
+        size="image size",
+        largest="largest image",
+        letter="i",
+        noun="pixel of side",
+        label="image size (pixels a side)",
+        unit="pixels a side",
+        heading="image\nsize",
+    ),
 }
 
 
 def words(axis: str) -> Words:
     """The words for ``axis``."""
     name = model_argument(axis)
-    return _WORDS[axis] if name is None else Words(name, f"largest {name}", "m")
+    if name is None:
+        return _WORDS[axis]
+    return Words(
+        size=name,
+        largest=f"largest {name}",
+        letter="m",
+        noun=f"unit of {name}",
+        label=name,
+        heading=name,
+    )
 
 
 def model_argument(axis: str) -> str | None:
@@ -49,28 +86,33 @@ def check_axis(axis: str) -> None:
         raise UnknownName("axis", axis, (*_WORDS, "model.depth"), listing=f"known: {', '.join(AXES)}")
 
 
-def at_size(spec: TrialSpec, axis: str, size: int) -> TrialSpec:
-    """Return ``spec`` at another size along ``axis``."""
-    match axis:
-        case "batch":
-            return dataclasses.replace(spec, batch_size=size)
-        case "seq-len":
-            return dataclasses.replace(spec, seq_len=size)
-        case "image-size":
-            return dataclasses.replace(spec, image_size=size)
+# The field of a TrialSpec that holds the size.
+_FIELDS = {"batch": "batch_size", "seq-len": "seq_len", "image-size": "image_size"}
+
+
+def at_size(spec: TrialSpec, axis: str, size: int | None) -> TrialSpec:
+    """Return ``spec`` at another size along ``axis``; None is the model's own, which a batch has not."""
     name = model_argument(axis)
-    assert name is not None
-    return dataclasses.replace(spec, model_args={**spec.model_args, name: size})
+    if name is None:
+        changed: dict[str, Any] = {_FIELDS[axis]: size}
+    else:
+        others = {key: value for key, value in spec.model_args.items() if key != name}
+        changed = {"model_args": others if size is None else {**others, name: size}}
+    return dataclasses.replace(spec, **changed)
 
 
 def size_of(spec: TrialSpec, axis: str) -> int | None:
     """The size of ``spec`` along ``axis``; None where it is the model's own."""
-    match axis:
-        case "batch":
-            return spec.batch_size
-        case "seq-len":
-            return spec.seq_len
-        case "image-size":
-            return spec.image_size
-    value = spec.model_args.get(model_argument(axis) or "")
+    name = model_argument(axis)
+    value = getattr(spec, _FIELDS[axis]) if name is None else spec.model_args.get(name)
     return value if isinstance(value, int) else None
+
+
+def without_size(spec: TrialSpec, axis: str) -> dict[str, Any]:
+    """The fields of ``spec`` by name, but for what ``axis`` varies."""
+    found = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
+    if (name := model_argument(axis)) is not None:
+        found["model_args"] = {key: value for key, value in spec.model_args.items() if key != name}
+    else:
+        del found[_FIELDS[axis]]
+    return found

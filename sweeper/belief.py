@@ -128,11 +128,23 @@ class Estimates:
     predicted: int | None
 
     @classmethod
-    def of(cls, measured: Mapping[int, int], capacity_bytes: int | None, predicted: int | None) -> "Estimates":
-        """From the peaks in bytes of sizes that fitted, what the device can give, and the predicted largest size."""
+    def of(
+        cls,
+        measured: Mapping[int, int],
+        capacity_bytes: int | None,
+        predicted: int | None,
+        *,
+        curved: bool = False,
+    ) -> "Estimates":
+        """From the peaks in bytes of sizes that fitted, what the device can give, and the predicted largest size.
+
+        Peaks that may be ``curved`` are of another axis than the batch.
+        """
         if capacity_bytes is None:
             return cls(None, (0, 0), predicted)
-        low, line, high = (estimate_limit(measured, int(share * capacity_bytes)) for share in (_LOW, 1, _HIGH))
+        low, line, high = (
+            estimate_limit(measured, int(share * capacity_bytes), curved=curved) for share in (_LOW, 1, _HIGH)
+        )
         if low is None or line is None or high is None:
             return cls(None, (0, 0), predicted)
         return cls(line, (low.size, high.size), predicted)

@@ -11,12 +11,17 @@ from sweeper.trial import TrialSpec
 from sweeper.units import format_bytes, parse_bytes
 
 __all__ = [
+    "Sizes",
     "bytes_of",
     "check_device",
+    "check_lengths",
     "check_limit",
     "check_numbers",
+    "check_not_given",
+    "check_range",
     "check_sizes",
     "check_steps",
+    "on_grid",
     "one_of",
     "sizes_of",
 ]
@@ -65,12 +70,23 @@ def check_sizes(*, min_batch: int, max_batch: int, batches: Sequence[int]) -> No
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """The sizes a sweep looks among: ``listed``, or from ``floor`` to ``cap`` in steps of ``step``."""
+    """The sizes a sweep looks among: ``listed``, or the multiples of ``step`` from ``floor`` to ``cap``.
 
-    floor: int
+    ``floor`` and ``step`` are None where they are for the model to say (see ``sizing``); never along the batch.
+    """
+
+    floor: int | None
     cap: int
-    step: int = 1
+    step: int | None = 1
     listed: tuple[int, ...] = ()
+
+    @property
+    def first(self) -> int:
+        """The smallest size, as far as the words tell."""
+        return self.listed[0] if self.listed else self.floor or self.step or 1
+
+
+_BATCHES = (1, 512)  # what --min-batch and --max-batch are when they are not given
 
 
 def sizes_of(
@@ -86,37 +102,103 @@ def sizes_of(
     """The sizes along ``axis``.  Raises ``UsageError`` where they are none, or said in the words of another axis."""
     axes.check_axis(axis)
     if axis == "batch":
-        least, most = min_batch if min_size is None else min_size, max_batch if max_size is None else max_size
-        check_sizes(min_batch=least, max_batch=most, batches=batches)
-        listed = tuple(sorted(set(batches)))
-        return Sizes(floor=least, cap=max(listed) if listed else most, step=step or 1, listed=listed)
+        return _batches(min_batch, max_batch, batches, min_size, max_size, step)
     if batches:
         raise UsageError(
             f"--batches lists batches, and the axis is {axis}", hint="give --min and --max, or leave --axis out"
         )
+    if (min_batch, max_batch) != _BATCHES:
+        raise UsageError(
+            f"--min-batch and --max-batch bound the batch, and the axis is {axis}", hint="give --min and --max"
+        )
     if max_size is None:
         raise UsageError(f"how far along {axis}?", hint=f"sweep ... --axis {axis} --max 4096")
-    step = step or 1
-    floor = step if min_size is None else min_size
-    if floor < 1 or max_size < floor or step < 1:
+    if min(n for n in (min_size, max_size, step, 1) if n is not None) < 1:
+        raise UsageError("a size is 1 or more", hint="give a --min, a --max and a --step of 1 or more")
+    if step is None:
+        check_range(min_size or 1, max_size)
+        return Sizes(floor=min_size, cap=max_size, step=None)
+    return Sizes(floor=None if min_size is None else on_grid(min_size, max_size, step), cap=max_size, step=step)
+
+
+def _batches(
+    min_batch: int,
+    max_batch: int,
+    batches: Sequence[int],
+    min_size: int | None,
+    max_size: int | None,
+    step: int | None,
+) -> Sizes:
+    for name, given, number in (
+        ("min", min_size is not None, min_batch != _BATCHES[0]),
+        ("max", max_size is not None, max_batch != _BATCHES[1]),
+    ):
+        if given and number:
+            raise UsageError(f"--{name} and --{name}-batch say the same", hint="leave one of them out")
+    least, most = min_batch if min_size is None else min_size, max_batch if max_size is None else max_size
+    check_sizes(min_batch=least, max_batch=most, batches=batches)
+    if batches:
+        if step is not None:
+            raise UsageError("--batches lists the sizes, so --step says nothing", hint="leave one of them out")
+        listed = tuple(sorted(set(batches)))
+        return Sizes(floor=least, cap=max(listed), listed=listed)
+    if step is not None and step < 1:
+        raise UsageError(f"--step {step} is too small", hint="give 1 or more")
+    return Sizes(floor=on_grid(least, most, step or 1), cap=most, step=step or 1)
+
+
+def on_grid(least: int, most: int, step: int) -> int:
+    """The smallest multiple of ``step`` from ``least`` on.  Raises ``UsageError`` where it is more than ``most``."""
+    floor = -(-least // step) * step
+    if least > most:
+        raise UsageError(f"the smallest size is {least}, above the largest, {most}", hint="give a larger --max")
+    if floor > most:
         raise UsageError(
-            f"no sizes from {floor} to {max_size} in steps of {step}",
-            hint="give a --min, a --max and a --step of 1 and more",
+            f"there is no multiple of {step} from {least} to {most}", hint="give a larger --max, or a smaller --step"
         )
-    return Sizes(floor=floor, cap=max_size, step=step)
+    return floor
+
+
+def check_range(least: int, most: int) -> None:
+    """Raises ``UsageError`` where there is no size from ``least`` to ``most``."""
+    if least > most:
+        raise UsageError(f"--min {least} is above --max {most}", hint="give a range that is not empty")
 
 
 def check_not_given(spec: TrialSpec, axis: str) -> None:
     """Raises ``UsageError`` where ``spec`` fixes the size that is to be varied."""
-    size = axes.size_of(spec, axis)
     if axis == "batch":
-        if size != 1:
+        if spec.batch_size != 1:
             raise UsageError(
-                f"--batch-size {size} fixes the batch, which is what is looked for",
+                f"--batch-size {spec.batch_size} fixes the batch, which is what is looked for",
                 hint="leave it out, or vary something else with --axis",
             )
-    elif size is not None:
-        raise UsageError(f"{axis} is fixed at {size}, and is the axis too", hint="give --min and --max instead")
+        return
+    name = axes.model_argument(axis)
+    fixed = axes.size_of(spec, axis) if name is None else spec.model_args.get(name)
+    if fixed is not None:
+        raise UsageError(f"{axis} is fixed at {fixed}, and is the axis too", hint="give --min and --max instead")
+
+
+def check_lengths(
+    spec: TrialSpec, *, shortest: int | None, longest: int | None, step: int | None, measured: int
+) -> None:
+    """Whether these are lengths, and ``spec`` leaves them to be varied."""
+    fixed = spec.seq_len or spec.model_args.get("seq_len")
+    if fixed is not None:
+        raise UsageError(
+            f"the length is fixed at {fixed}, and is what is varied",
+            hint="give --min-seq-len and --max-seq-len instead",
+        )
+    for name, value in (("--min-seq-len", shortest), ("--max-seq-len", longest), ("--step", step)):
+        if value is not None and value < 1:
+            raise UsageError(f"{name} {value} is no number of tokens", hint="give 1 or more")
+    if shortest is not None and longest is not None and shortest > longest:
+        raise UsageError(
+            f"--min-seq-len {shortest} is above --max-seq-len {longest}", hint="give a range that is not empty"
+        )
+    if measured < 0:
+        raise UsageError(f"--measure {measured} is no number of points", hint="give 1 or more, or leave it out")
 
 
 def check_steps(steps: int) -> None:

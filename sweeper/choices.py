@@ -68,6 +68,7 @@ def job(model: str, choices: Choices) -> TrialSpec:
     )
     check_steps(spec.steps)
     model_names.check_model(spec.model)
+    model_names.check_config(spec.model, spec.config)
     check_choices(spec)
     return spec
 
@@ -126,6 +127,11 @@ _RULES: tuple[_Rule, ...] = (
         lambda s: s.precision == "tf32" and _on("cpu")(s),
         "--precision tf32 is a mode of NVIDIA's tensor cores, which {device} has not",
         "take fp32 or bf16",
+    ),
+    _Rule(
+        lambda s: s.precision == "fp8" and _on("cpu")(s),
+        "--precision fp8 is a mode of NVIDIA's tensor cores; {device} could only imitate it",
+        "take bf16, or --device sim:rtx4060",
     ),
     _Rule(
         lambda s: s.alloc_conf is not None and _on("cpu")(s),

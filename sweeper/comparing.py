@@ -164,7 +164,7 @@ def compare(
         with _named(combination):
             asked.append((combination, _question(given, combination)))
     watched = observer or _SilentComparison()
-    with runner_for(asked[0][1]) as runner:
+    with runner_for(*(one for _, one in asked)) as runner:
         planned = []
         for number, (combination, one) in enumerate(asked, 1):
             with _named(combination):

@@ -12,13 +12,17 @@ can lie on a level: ``peak = max(floor, line)``.  ``fit_law`` looks for the leve
 allocator gives its cache back before it fails.  So the line is drawn through allocated bytes (on the cpu, resident
 ones), and fragments make memory run out somewhat before that line reaches the capacity.
 
+*The square.*  That is along the batch.  Along the side of an image, or the length of a sequence where attention holds
+its scores, the peak also grows with the square of the size, and the law has that term where a line misses the peaks.
+
 What is not known here: how much before, and so whether a size that was not measured fits.  ``search`` uses these
 numbers to choose what to run, never to answer.
 """
 
+import math
 import statistics
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 __all__ = ["LimitEstimate", "MemoryLaw", "estimate_limit", "fit_law", "knee", "size_at_peak"]
 
@@ -27,6 +31,8 @@ _LEVEL_ERROR_SHARE = 0.25
 # ...and only if the plain line is off by more than this share of a peak somewhere: below that, it is the allocator.
 _LEVEL_WORST_ERROR = 0.01
 _LINE_POINTS = 2  # so a line above a level may rest on two sizes; ``points_used`` says so
+_SQUARE_POINTS = 3
+_BENT_SHARE = 0.01  # of a peak: what a line may miss it by, as above, before the peaks are called bent
 
 # Two sizes closer than this ratio differ by little more than the allocator's noise: no slope is taken from them.
 _NEAR_RATIO = 0.75
@@ -36,11 +42,11 @@ _FARTHEST = 4  # no estimate beyond this many times the largest size measured, h
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLaw:
-    """``peak = max(floor_bytes, fixed_bytes + per_sample_bytes * size)``, in bytes.
+    """``peak = max(floor_bytes, fixed_bytes + per_sample_bytes * size + per_square_bytes * size**2)``, in bytes.
 
-    ``floor_bytes`` is None where no level was seen.  ``r_squared`` is that of the line over the ``points_used`` sizes
-    it was fitted on; ``worst_relative_error`` is the law's largest error over all measured sizes, as a share of the
-    measured peak.
+    ``floor_bytes`` is None where no level was seen, ``per_square_bytes`` 0 where a line says enough.  ``r_squared`` is
+    that of the curve over the ``points_used`` sizes it was fitted on; ``worst_relative_error`` is the law's largest
+    error over all measured sizes, as a share of the measured peak.
     """
 
     fixed_bytes: int
@@ -49,32 +55,47 @@ class MemoryLaw:
     worst_relative_error: float
     points_used: int
     floor_bytes: int | None = None
+    per_square_bytes: float = 0.0
 
     def peak_bytes(self, size: int) -> int:
         """The law's peak at ``size``, in bytes."""
-        return max(self.floor_bytes or 0, round(self.fixed_bytes + self.per_sample_bytes * size))
+        grown = self.per_sample_bytes * size + self.per_square_bytes * size * size
+        return max(self.floor_bytes or 0, round(self.fixed_bytes + grown))
 
     def largest_size(self, capacity_bytes: int) -> int | None:
         """The largest size whose peak the law puts within ``capacity_bytes``; 0 when none.
 
         None when the law does not say: a line that does not rise puts no bound on the size.
         """
-        if self.per_sample_bytes <= 0:
+        if self.per_square_bytes == 0 and self.per_sample_bytes <= 0:
             return None
         if (self.floor_bytes or 0) > capacity_bytes:
             return 0
-        size = max(0, int((capacity_bytes - self.fixed_bytes) / self.per_sample_bytes))
-        # The division and ``peak_bytes`` round differently, so at the very edge they can be one apart.
+        size = self._where(capacity_bytes)
+        # The root and ``peak_bytes`` round differently, so at the very edge they can be one apart.
         if size > 0 and self.peak_bytes(size) > capacity_bytes:
             return size - 1
         return size + 1 if self.peak_bytes(size + 1) <= capacity_bytes else size
 
+    def _where(self, capacity_bytes: int) -> int:
+        """Where the rising curve reaches ``capacity_bytes``, rounded down; 0 where it is above from the start."""
+        left = capacity_bytes - self.fixed_bytes
+        if self.per_square_bytes == 0:
+            return max(0, int(left / self.per_sample_bytes))
+        inside = self.per_sample_bytes**2 + 4 * self.per_square_bytes * left
+        return (
+            max(0, int((math.sqrt(inside) - self.per_sample_bytes) / (2 * self.per_square_bytes))) if inside > 0 else 0
+        )
 
-def fit_law(measured: Iterable[tuple[int, int]]) -> MemoryLaw | None:
+
+def fit_law(measured: Iterable[tuple[int, int]], *, curved: bool = False) -> MemoryLaw | None:
     """Fit the memory law to pairs of a size and its peak in bytes; None with fewer than two sizes.
 
-    A size measured more than once counts with its largest peak.  Ordinary least squares; a level of small sizes is
-    taken out of the line only when that explains all points far better than one line does.
+    A size measured more than once counts with its largest peak.  Ordinary least squares, and the plainest law that
+    does: one line, where it is within 1 % of every peak.  Else a level of small sizes is taken out of the line, and
+    where the law may be ``curved`` a square is added to it, each only when that leaves less than a quarter of the
+    squared error of what is plainer.  So growth with the square is said of three sizes or more, of four above a level,
+    and never of peaks that a line explains.
     """
     points: dict[int, int] = {}
     for size, peak in measured:
@@ -82,42 +103,69 @@ def fit_law(measured: Iterable[tuple[int, int]]) -> MemoryLaw | None:
     sizes = sorted(points)
     if len(sizes) < 2:
         return None
-    plain = _law(points, sizes, on_level=0)
-    if plain.worst_relative_error <= _LEVEL_WORST_ERROR:
-        return plain
-    levelled = [_law(points, sizes, on_level=count) for count in range(1, len(sizes) - _LINE_POINTS + 1)]
-    best = min(
-        (law for law in levelled if law.per_sample_bytes > 0), key=lambda law: _error(law, points), default=plain
-    )
-    return best if _error(best, points) < _LEVEL_ERROR_SHARE * _error(plain, points) else plain
+    best = _law(points, sizes, on_level=0)
+    if best.worst_relative_error <= _LEVEL_WORST_ERROR:
+        return best
+    for square in (False, True) if curved else (False,):
+        if square and len(sizes) < _SQUARE_POINTS:
+            break
+        # Above a level a curve must pass through one size more than it needs, or it proves nothing beside a square.
+        above = _SQUARE_POINTS + 1 if square else _LINE_POINTS + curved
+        levels = range(max(1, len(sizes) - above + 1))
+        laws = [_law(points, sizes, on_level=count, square=square) for count in levels]
+        rising = [law for law in laws if (law.per_square_bytes if square else law.per_sample_bytes) > 0]
+        other = min(rising, key=lambda law: _error(law, points), default=best)
+        if _error(other, points) < _LEVEL_ERROR_SHARE * _error(best, points):
+            best = other
+    return best
 
 
-def _law(points: Mapping[int, int], sizes: list[int], *, on_level: int) -> MemoryLaw:
-    """The law with the first ``on_level`` sizes on the level and the line through the others."""
+def _law(points: Mapping[int, int], sizes: list[int], *, on_level: int, square: bool = False) -> MemoryLaw:
+    """The law with the first ``on_level`` sizes on the level and the line, or ``square``, through the others."""
     used = sizes[on_level:]
     peaks = [points[size] for size in used]
-    slope, fixed = statistics.linear_regression(used, peaks)
+    fixed, slope, bend = _square_through(used, peaks) if square else (*_line_through(used, peaks), 0.0)
     mean = statistics.fmean(peaks)
     spread = sum((peak - mean) ** 2 for peak in peaks)
-    missed = sum((points[size] - fixed - slope * size) ** 2 for size in used)
-    level = round(statistics.fmean(points[size] for size in sizes[:on_level])) if on_level else None
-    line = MemoryLaw(
+    missed = sum((points[size] - fixed - slope * size - bend * size * size) ** 2 for size in used)
+    law = MemoryLaw(
         fixed_bytes=round(fixed),
         per_sample_bytes=slope,
         r_squared=1.0 if spread == 0 else max(0.0, 1 - missed / spread),
         worst_relative_error=0.0,
         points_used=len(used),
-        floor_bytes=level,
+        floor_bytes=round(statistics.fmean(points[size] for size in sizes[:on_level])) if on_level else None,
+        per_square_bytes=bend,
     )
-    worst = max(abs(line.peak_bytes(size) - points[size]) / max(1, points[size]) for size in sizes)
-    return MemoryLaw(
-        fixed_bytes=line.fixed_bytes,
-        per_sample_bytes=line.per_sample_bytes,
-        r_squared=line.r_squared,
-        worst_relative_error=worst,
-        points_used=line.points_used,
-        floor_bytes=level,
-    )
+    worst = max(abs(law.peak_bytes(size) - points[size]) / max(1, points[size]) for size in sizes)
+    return replace(law, worst_relative_error=worst)
+
+
+def _line_through(sizes: Sequence[int], peaks: Sequence[int]) -> tuple[float, float]:
+    slope, fixed = statistics.linear_regression(sizes, peaks)
+    return fixed, slope
+
+
+def _square_through(sizes: Sequence[int], peaks: Sequence[int]) -> tuple[float, float, float]:
+    """The coefficients of 1, size and size**2 that leave the least squared error; three sizes or more.
+
+    The normal equations by Cramer's rule, in whole numbers: sizes to the fourth power lose digits as floats.
+    """
+    powers = [sum(size**power for size in sizes) for power in range(5)]
+    right = [sum(peak * size**power for size, peak in zip(sizes, peaks, strict=True)) for power in range(3)]
+    rows = [powers[row : row + 3] for row in range(3)]
+    below = _determinant(rows)
+
+    def coefficient(column: int) -> float:
+        replaced = [[*row[:column], value, *row[column + 1 :]] for row, value in zip(rows, right, strict=True)]
+        return _determinant(replaced) / below
+
+    return coefficient(0), coefficient(1), coefficient(2)
+
+
+def _determinant(rows: Sequence[Sequence[int]]) -> int:
+    (a, b, c), (d, e, f), (g, h, i) = rows
+    return a * (e * i - f * h) - b * (d * i - f * g) + c * (d * h - e * g)
 
 
 def _error(law: MemoryLaw, points: Mapping[int, int]) -> int:
@@ -132,12 +180,13 @@ class LimitEstimate:
     doubt: float
 
 
-def estimate_limit(points: Mapping[int, int], capacity_bytes: int) -> LimitEstimate | None:
+def estimate_limit(points: Mapping[int, int], capacity_bytes: int, *, curved: bool = False) -> LimitEstimate | None:
     """Extend the line through the largest measured peaks to ``capacity_bytes``; None when there is no rising line.
 
     The line passes through the largest size measured, where the boundary is closest, and through the largest size well
     below it.  Integers throughout, so peaks that are exactly affine give the boundary exactly.  ``doubt`` is how far
-    the other measured sizes lie off the line, carried on to where it is used.
+    the other measured sizes lie off the line, carried on to where it is used.  Where peaks may be ``curved`` and bend
+    upwards, a parabola through one size more takes the line's place.
     """
     sizes = sorted(points)
     if len(sizes) < 2:
@@ -147,9 +196,38 @@ def estimate_limit(points: Mapping[int, int], capacity_bytes: int) -> LimitEstim
     run, rise = far - near, points[far] - points[near]
     if rise <= 0:
         return None
+    if curved and (bent := _bent_limit(points, far, near, capacity_bytes)) is not None:
+        return bent
     size = min(far + (capacity_bytes - points[far]) * run // rise, _FARTHEST * far)
     missed = max(abs((points[far] - points[s]) * run - (far - s) * rise) for s in sizes if s >= _CHECK_RATIO * far)
     return LimitEstimate(size=size, doubt=missed / rise * (1 + max(0, size - far) / run))
+
+
+def _bent_limit(points: Mapping[int, int], far: int, near: int, capacity_bytes: int) -> LimitEstimate | None:
+    """The same by the parabola through ``far``, ``near`` and the largest size well below; None where none bends up.
+
+    Newton's divided differences: ``peak = points[far] + slope * (size - far) + bend * (size - far) * (size - near)``.
+    """
+    third = next((size for size in sorted(points, reverse=True) if size <= _NEAR_RATIO * near), None)
+    if third is None:
+        return None
+    slope = (points[far] - points[near]) / (far - near)
+    bend = (slope - (points[near] - points[third]) / (near - third)) / (far - third)
+    missed_bytes = bend * (far - third) * (near - third)  # by the line, at the third
+    if bend <= 0 or missed_bytes <= _BENT_SHARE * points[third]:
+        return None
+    # In steps d above ``far``: bend * d**2 + (slope + bend * (far - near)) * d = what is left.
+    left, steep = capacity_bytes - points[far], slope + bend * (far - near)
+    inside = steep * steep + 4 * bend * left
+    size = far + math.floor((math.sqrt(inside) - steep) / (2 * bend)) if inside > 0 else third
+    size = min(size, _FARTHEST * far)
+    off_bytes = max(
+        abs(points[far] + (s - far) * (slope + bend * (s - near)) - points[s])
+        for s in points
+        if s >= _CHECK_RATIO * far
+    )
+    there = steep + 2 * bend * max(0, size - far)  # bytes a size where the limit is, at least as at ``far``
+    return LimitEstimate(size=size, doubt=off_bytes / there * (1 + max(0, size - far) / (far - near)))
 
 
 def size_at_peak(points: Mapping[int, int], target_bytes: int) -> int:

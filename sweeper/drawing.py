@@ -8,6 +8,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from sweeper.boundary import Frontier
+from sweeper.cost import Schedule
 from sweeper.errors import FolderUnusable
 from sweeper.predicting import Forecast
 from sweeper.report import write_whole
@@ -16,15 +18,17 @@ from sweeper.runner import python_command
 from sweeper.snapshot import pickled
 from sweeper.wire import to_jsonable
 
-__all__ = ["draw", "draw_comparison", "draw_timeline"]
+__all__ = ["draw", "draw_comparison", "draw_frontier", "draw_timeline"]
 
 
-def draw(folder: Path) -> None:
+def draw(folder: Path, schedule: Schedule | None = None) -> None:
     """Write everything that is derived from the journal in ``folder``.
 
-    Raises ``FolderUnusable`` when it cannot be written.
+    ``schedule`` is another than the journal's, to say the cost of.  Raises ``FolderUnusable`` when it cannot be
+    written.
     """
-    _in_a_process(str(folder), otherwise=f"the journal is whole; try again: sweep report {folder}")
+    asked = () if schedule is None else ("--schedule", json.dumps(to_jsonable(schedule)))
+    _in_a_process(*asked, str(folder), otherwise=f"the journal is whole; try again: sweep report {folder}")
 
 
 def draw_comparison(folder: Path) -> None:
@@ -34,6 +38,14 @@ def draw_comparison(folder: Path) -> None:
     """
     otherwise = f"the journals are whole; try again: sweep report {folder}"
     _in_a_process("--comparison", str(folder), otherwise=otherwise)
+
+
+def draw_frontier(found: Frontier, folder: Path) -> None:
+    """Write ``found`` into ``folder`` as a picture, JSON and CSV.  Raises ``FolderUnusable`` when it cannot be."""
+    with tempfile.TemporaryDirectory() as scratch:
+        shown = Path(scratch) / "frontier.json"
+        shown.write_text(json.dumps(to_jsonable(found)), encoding="utf-8")
+        _in_a_process("--frontier", str(shown), str(folder), otherwise="try again, or choose another --folder")
 
 
 def draw_timeline(found: Forecast, picture: Path) -> tuple[Path, ...]:

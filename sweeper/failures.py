@@ -360,14 +360,12 @@ def is_out_of_memory(failure: FailureClass, *, device: str) -> bool:
     return failure in ("oom_device", "oom_suspect") or (failure == "oom_host" and device.partition(":")[0] == "cpu")
 
 
-def doubt(fit: Fit, *, has_loss: bool) -> Verdict | None:
-    """Return why a trial that ran to its end proves nothing: its loss is no number, or it spilled into host memory.
+def doubt(fit: Fit) -> Verdict | None:
+    """Return why a trial that ran to its end proves nothing: the driver spilled into host memory.
 
-    ``has_loss``: the trial trained with values, so a loss of None is NaN or infinite.  A driver that spills (Windows,
-    WSL) lets a process hold more than the card has.  A spill that shows in step times alone is not seen here.
+    A driver that spills (Windows, WSL) lets a process hold more than the card has.  A spill that shows in step times
+    alone is not seen here.  A loss that is no number is no doubt: the trial's memory is as it would be with another.
     """
-    if has_loss and any(step.loss is None for step in fit.steps):
-        return Verdict(failure="numeric", reason="the loss is NaN or infinite")
     total = fit.card_before.total_bytes if fit.card_before else None
     held = max(fit.peak_reserved_bytes, fit.process_bytes or 0)
     if total is not None and held > total:

@@ -21,6 +21,7 @@ from sweeper.axes import at_size
 from sweeper.cards import Card
 from sweeper.errors import Untraceable, UsageError
 from sweeper.history import History
+from sweeper.model_names import DETECTION
 from sweeper.prediction import (
     PredictedFailure,
     Prediction,
@@ -31,7 +32,7 @@ from sweeper.prediction import (
     predicted_failure,
 )
 from sweeper.runner import Runner
-from sweeper.trace import AffineTrace, NotAffine, Trace
+from sweeper.trace import AffineTrace, NoLaw, NotAffine, Trace
 from sweeper.trace_cache import TraceCache, question, versions
 from sweeper.trial import Broken, Refused, TakeTraces, Traced, TrialSpec
 from sweeper.untraceable import untraceable
@@ -71,12 +72,12 @@ class StepTracer:
         self._cache = cache
         self._on_trace = on_trace
 
-    def traces(self, spec: TrialSpec, kernels: str, sizes: Sequence[int]) -> tuple[Trace, ...]:
-        """The traces of ``spec``, whose device is ``sim:CARD``, at ``sizes``.
+    def traces(self, spec: TrialSpec, kernels: str, sizes: Sequence[int], *, axis: str = "batch") -> tuple[Trace, ...]:
+        """The traces of ``spec``, whose device is ``sim:CARD``, at ``sizes`` along ``axis``.
 
         Raises ``UsageError`` where the worker refuses the question, ``Untraceable`` where the step cannot be traced.
         """
-        asked = {size: question(at_size(spec, "batch", size), kernels) for size in sizes}
+        asked = {size: question(at_size(spec, axis, size), kernels) for size in sizes}
         found: dict[int, Trace] = {}
         if self._cache:
             found = {size: kept for size in sizes if (kept := self._cache.get(asked[size])) is not None}
@@ -84,15 +85,15 @@ class StepTracer:
         if missing:
             if self._on_trace:
                 self._on_trace(spec, kernels)
-            taken, sources = self._take(spec, missing)
+            taken, sources = self._take(spec, missing, axis)
             for size, trace in zip(missing, taken, strict=True):
                 found[size] = trace
                 if self._cache:
                     self._cache.put(asked[size], trace, sources)
         return tuple(found[size] for size in sizes)
 
-    def _take(self, spec: TrialSpec, sizes: tuple[int, ...]) -> tuple[list[Trace], tuple[str, ...]]:
-        request = TakeTraces(spec=spec, sizes=sizes)
+    def _take(self, spec: TrialSpec, sizes: tuple[int, ...], axis: str) -> tuple[list[Trace], tuple[str, ...]]:
+        request = TakeTraces(spec=spec, sizes=sizes, axis=axis)
         response = self._runner.run(request, self._folder)
         if isinstance(response, Broken) and response.failure == "infra":  # as with a trial: once more
             response = self._runner.run(request, self._folder)
@@ -102,28 +103,35 @@ class StepTracer:
             case Refused(message=message, hint=hint):
                 raise UsageError(message, hint=hint)
             case Broken():
-                raise untraceable(at_size(spec, "batch", sizes[0]), response)
+                raise untraceable(at_size(spec, axis, sizes[0]), response)
         raise Untraceable(f"the worker answered with {type(response).__name__}", hint="reinstall sweeper")
 
 
 class EachSize:
-    """The traces of a job that is not affine: each size is traced when it is first asked for.
+    """The traces of a job that has no law along ``axis``: each size is traced when it is first asked for.
 
-    ``taken`` are traces there are already; ``why`` says what is not affine.
+    ``taken`` are traces there are already, by size; ``why`` says where there is no law.
     """
 
     def __init__(
-        self, tracer: StepTracer, spec: TrialSpec, kernels: str, *, taken: Sequence[Trace], why: NotAffine
+        self,
+        tracer: StepTracer,
+        spec: TrialSpec,
+        kernels: str,
+        *,
+        taken: Mapping[int, Trace],
+        why: NoLaw | None,
+        axis: str = "batch",
     ) -> None:
-        self._tracer, self._spec, self._kernels = tracer, spec, kernels
-        self._traces = {trace.batch_size: trace for trace in taken}
+        self._tracer, self._spec, self._kernels, self._axis = tracer, spec, kernels, axis
+        self._traces = dict(taken)
         self.why = why
 
-    def at(self, batch_size: int) -> Trace:
+    def at(self, size: int) -> Trace:
         """Raises ``Untraceable`` where that size cannot be traced."""
-        if batch_size not in self._traces:
-            self._traces[batch_size], *_ = self._tracer.traces(self._spec, self._kernels, (batch_size,))
-        return self._traces[batch_size]
+        if size not in self._traces:
+            self._traces[size], *_ = self._tracer.traces(self._spec, self._kernels, (size,), axis=self._axis)
+        return self._traces[size]
 
 
 def affine_law(tracer: StepTracer, spec: TrialSpec, kernels: str) -> AffineTrace:
@@ -132,12 +140,15 @@ def affine_law(tracer: StepTracer, spec: TrialSpec, kernels: str) -> AffineTrace
 
 
 def job_traces(tracer: StepTracer, spec: TrialSpec, kernels: str) -> AffineTrace | EachSize:
-    """The law of ``spec``'s step; where there is none, its traces one by one."""
+    """The law of ``spec``'s step over the batch; where there is none, its traces one by one."""
+    if spec.model in DETECTION:
+        why = NotAffine("a detector runs operators of its own for every image", event=0)
+        return EachSize(tracer, spec, kernels, taken={}, why=why)
     taken = tracer.traces(spec, kernels, _LAW_SIZES)
     try:
         return AffineTrace.join(*taken)
     except NotAffine as why:
-        return EachSize(tracer, spec, kernels, taken=taken, why=why)
+        return EachSize(tracer, spec, kernels, taken=dict(zip(_LAW_SIZES, taken, strict=True)), why=why)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ __all__ = [
     "Room",
     "Traces",
     "curve_sizes",
+    "host_bytes",
     "largest_within",
     "predict",
     "predict_host",
@@ -137,7 +138,7 @@ class Replays:
 
     def fits(self, size: int, room: "Room") -> bool:
         # The last page of an expandable range may lie past a limit, though never past the capacity.
-        if self._live_bytes(size) > (room.capacity_bytes if self._conf.expandable_segments else room.least_bytes):
+        if self.live_bytes(size) > (room.capacity_bytes if self._conf.expandable_segments else room.least_bytes):
             return False
         counts = self._conf.garbage_collection_threshold > 0 and room.limit_bytes is not None
         plain = self._conf == self._without_end and not self._conf.expandable_segments and not counts
@@ -158,13 +159,13 @@ class Replays:
             return replay(self._traces.at(size), allocator).fits
 
         enough = -(-self.uncapped(size).peak_reserved_bytes // _PAGE_BYTES)
-        too_few = -(-self._live_bytes(size) // _PAGE_BYTES) - 1
+        too_few = -(-self.live_bytes(size) // _PAGE_BYTES) - 1
         while enough - too_few > 1:
             middle = (too_few + enough) // 2
             too_few, enough = (too_few, middle) if fits(middle) else (middle, enough)
         return enough * _PAGE_BYTES
 
-    def _live_bytes(self, size: int) -> int:
+    def live_bytes(self, size: int) -> int:
         """The most bytes alive at once that the step cannot do without, as they were asked for."""
         if size not in self._live:
             trace = self._traces.at(size)
@@ -245,7 +246,7 @@ def predict_host(traces: Traces, *, budget_bytes: int, cap: int, floor: int = 1,
     points: dict[int, PredictedPoint] = {}
 
     def fits(size: int) -> bool:
-        points[size] = _host_point(traces.at(size))
+        points[size] = _host_point(size, traces.at(size))
         return points[size].peak_allocated_bytes <= budget_bytes
 
     largest, refused = _boundary(fits, floor=floor, cap=cap, step=step)
@@ -253,7 +254,7 @@ def predict_host(traces: Traces, *, budget_bytes: int, cap: int, floor: int = 1,
     return Prediction(
         max_batch=largest,
         peak_bytes_at_max=None if largest is None else points[largest].peak_allocated_bytes,
-        points=tuple(points.get(size) or _host_point(traces.at(size)) for size in sizes),
+        points=tuple(points.get(size) or _host_point(size, traces.at(size)) for size in sizes),
         failure=None,
         method="live bytes",
     )
@@ -317,20 +318,25 @@ def _point(size: int, uncapped: Replay) -> PredictedPoint:
     )
 
 
-def _host_point(trace: Trace) -> PredictedPoint:
+def _host_point(size: int, trace: Trace) -> PredictedPoint:
     kinds = [trace.labels[label].kind for label in trace.labels_of]
     held = [
-        0 if kind == "workspace" else -(-size // _HOST_ALIGNMENT_BYTES) * _HOST_ALIGNMENT_BYTES
-        for size, kind in zip(trace.sizes, kinds, strict=True)
+        0 if kind == "workspace" else -(-asked // _HOST_ALIGNMENT_BYTES) * _HOST_ALIGNMENT_BYTES
+        for asked, kind in zip(trace.sizes, kinds, strict=True)
     ]
     at_peak, _, event = replayed_breakdowns(trace.events, held, kinds)
     return PredictedPoint(
-        size=trace.batch_size,
+        size=size,
         peak_allocated_bytes=at_peak.total_bytes,
         peak_reserved_bytes=at_peak.total_bytes,
         breakdown=at_peak,
         peak_phase=trace.phase_at(event)[0],
     )
+
+
+def host_bytes(trace: Trace) -> int:
+    """What ``predict_host`` takes as the peak of ``trace``."""
+    return _host_point(trace.batch_size, trace).peak_allocated_bytes
 
 
 def predicted_failure(size: int, failure: ReplayFailure) -> PredictedFailure:

@@ -17,12 +17,17 @@ from pathlib import Path
 from sweeper.axes import at_size
 from sweeper.calibrations import Calibrations
 from sweeper.calibrations import default_folder as calibrations_folder
-from sweeper.checks import bytes_of, check_device, check_not_given, check_numbers, sizes_of
+from sweeper.checks import Sizes, bytes_of, check_device, check_not_given, check_numbers, sizes_of
 from sweeper.choices import Choices, check_choices, job
+from sweeper.cost import Schedule
+from sweeper.effective_batch import accumulating
 from sweeper.errors import UnknownName
+from sweeper.model_names import modules_of
+from sweeper.prices import CostQuestion, cost_question
 from sweeper.record import Header, Settings
 from sweeper.runner import ForkRunner, Runner, SpawnRunner, open_runner
-from sweeper.sweeping import Observer
+from sweeper.sizing import settle
+from sweeper.sweeping import Observer, describe
 from sweeper.trial import Describe, DeviceReport, TrialSpec
 
 __all__ = ["AUTO_CARD", "Options", "Question", "calibrations", "new_folder", "question", "runner_for", "settled"]
@@ -54,6 +59,9 @@ class Options(Choices, total=False):
     timeout_s: float
     isolation: str
     host_memory_limit: int | str | None
+    price: str | None
+    samples: int | None
+    epochs: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +71,8 @@ class Question:
     spec: TrialSpec
     settings: Settings
     confirm: int | None
+    sizes: Sizes
+    cost: CostQuestion | None = None
 
     def header(self, command: Sequence[str]) -> Header:
         """The first line of the journal, with ``command`` as what was typed."""
@@ -113,23 +123,30 @@ def _question(
     timeout_s: float = 600.0,
     isolation: str = "fork",
     host_memory_limit: int | str | None = None,
+    price: str | None = None,
+    samples: int | None = None,
+    epochs: float | None = None,
 ) -> Question:
     sizes = sizes_of(
         axis, min_batch=min_batch, max_batch=max_batch, batches=batches, min_size=min_size, max_size=max_size, step=step
     )
     spec = dataclasses.replace(job(model, choices), device=device, memory_limit_bytes=bytes_of(memory_limit))
     check_not_given(spec, axis)
-    spec = at_size(spec, axis, sizes.listed[0] if sizes.listed else sizes.floor)
+    spec = accumulating(spec, target_batch, axis)
+    spec = at_size(spec, axis, sizes.first)
     if isolation not in ("fork", "spawn"):
         raise UnknownName("isolation", isolation, ("fork", "spawn"), listing="fork and spawn exist")
     check_numbers(confirm=confirm, points=points, margin=margin, round_to=round_to, timeout_s=timeout_s)
     spec = _as_calibrated(spec, calibrations(calibration))
     check_device(spec)
     check_choices(spec)
+    cost = cost_question(price, samples, epochs)
+    if cost is not None:
+        cost.check(spec.device)
     settings = Settings(
-        floor=sizes.floor,
+        floor=sizes.first if sizes.floor is None else sizes.floor,
         cap=sizes.cap,
-        step=sizes.step,
+        step=sizes.step or 1,
         points=points,
         margin=margin,
         round_to=round_to,
@@ -142,30 +159,49 @@ def _question(
         target_batch=target_batch,
         calibration=calibration,
     )
-    return Question(spec=spec, settings=settings, confirm=confirm)
+    return Question(spec=spec, settings=settings, confirm=confirm, sizes=sizes, cost=cost)
 
 
-def runner_for(asked: Question) -> ForkRunner | SpawnRunner:
-    """The runner that the settings name."""
+def runner_for(asked: Question, *others: Question) -> ForkRunner | SpawnRunner:
+    """The runner that the settings of ``asked`` name, with what the models of all of them need."""
     settings = asked.settings
+    modules = [modules_of(one.spec.model, one.spec.config) for one in (asked, *others)]
     return open_runner(
         settings.isolation,
         timeout_s=settings.timeout_s,
         host_memory_limit_bytes=settings.host_memory_limit_bytes,
+        preload=tuple(dict.fromkeys(name for names in modules for name in names)),
     )
 
 
 def settled(asked: Question, runner: Runner, observer: Observer) -> Question:
-    """The same on a device that has a name.  Raises ``UsageError`` where that one cannot do what is asked."""
+    """The same on a device that has a name, over sizes that the model takes.
+
+    Raises ``UsageError`` where the device cannot do what is asked, or the model.
+    """
     spec, confirm = asked.spec, asked.confirm
     if spec.device == "auto":
         spec = dataclasses.replace(spec, device=_choose_device(runner))
         spec = _as_calibrated(spec, calibrations(asked.settings.calibration))
         check_choices(spec)
+        if asked.cost is not None:
+            asked.cost.check(spec.device)
         observer.chose(spec.device)
     if confirm is None:
         confirm = _CONFIRM_SIMULATED if spec.device.startswith("sim:") else _CONFIRM_REAL
-    return Question(spec=spec, settings=dataclasses.replace(asked.settings, confirm=confirm), confirm=confirm)
+    settings = dataclasses.replace(asked.settings, confirm=confirm, schedule=_schedule(asked.cost, spec, runner))
+    spec, settings = settle(runner, spec, settings, asked.sizes)
+    return dataclasses.replace(asked, spec=spec, settings=settings, confirm=confirm)
+
+
+def _schedule(cost: CostQuestion | None, spec: TrialSpec, runner: Runner) -> Schedule | None:
+    """What was asked, on the device that is there: a list price depends on it."""
+    if cost is None:
+        return None
+    if not cost.listed:
+        return cost.given()
+    with tempfile.TemporaryDirectory() as scratch:
+        return cost.on(describe(runner, spec, Path(scratch) / "device"))
 
 
 def calibrations(used: bool = True) -> Calibrations:

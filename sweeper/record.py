@@ -10,19 +10,34 @@ memory: it is run once more, and when it breaks again the sweep ends (``Record.b
 """
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from sweeper import axes
 from sweeper.cards import Card
+from sweeper.cost import Cost, Schedule
 from sweeper.curve import MemoryLaw, fit_law
+from sweeper.effective_batch import Split, split
 from sweeper.failures import confirm_suspect
+from sweeper.measured import Numeric, Throughput, first_not_finite, losses_finite, numeric_warnings, throughput_of
 from sweeper.prediction import PredictedPoint, Prediction
 from sweeper.recommend import Recommendation
 from sweeper.search import Listed, Search
-from sweeper.trial import Breakdown, Broken, DeviceReport, Fit, Outcome, OutOfMemory, TrialSpec
+from sweeper.trial import (
+    Breakdown,
+    Broken,
+    CardActivity,
+    DeviceReport,
+    Fit,
+    Fragmentation,
+    Outcome,
+    OutOfMemory,
+    TrialSpec,
+)
 from sweeper.units import MIB
 
 __all__ = [
@@ -40,7 +55,7 @@ __all__ = [
 Purpose = Literal["curve", "boundary", "confirm", "recommended", "listed", "repeat", "retry", "compared"]
 
 # torch.nn.functional._verify_batch_size, torch 2.14: batch norm over one value a channel.  At batch 1 some models
-# cannot be trained at all, whatever the memory; that is no fault of theirs, and no boundary.
+# cannot be trained at all, or not on small images, whatever the memory; that is no fault of theirs, and no boundary.
 _TOO_FEW_VALUES = "Expected more than 1 value per channel when training"
 
 # A change in what other processes hold below this is their ordinary breathing (a desktop redrawing a window).
@@ -51,7 +66,9 @@ NOISE_BYTES = 64 * MIB
 class Settings:
     """How the sweep goes about it; ``sizes`` is ``--batches``: just these, no search.
 
-    ``calibration`` is whether a kept calibration of the card is used, where there is one.
+    ``calibration`` is whether a kept calibration of the card is used, where there is one.  ``positions_argument`` is
+    the model's argument that says how many positions it has, where that was set for the longest sequence.
+    ``schedule`` is the whole training whose hours and cost are asked for.
     """
 
     floor: int = 1
@@ -67,13 +84,15 @@ class Settings:
     host_memory_limit_bytes: int | None = None
     axis: str = "batch"
     step: int = 1  # sizes are the floor and a multiple of it
+    positions_argument: str | None = None
     target_batch: int | None = None  # the effective batch to keep by accumulation
     calibration: bool = True
+    schedule: Schedule | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What was asked, by which command, of which versions.  ``spec.batch_size`` is the floor; trials vary it."""
+    """What was asked, by which command, of which versions.  ``spec`` is at the floor of the axis; trials vary it."""
 
     created: str  # ISO 8601, UTC
     command: tuple[str, ...]
@@ -141,7 +160,10 @@ class NextTrial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurvePoint:
-    """What is known of one size, over all its trials: the worst outcome, and the largest peak of that outcome."""
+    """What is known of one size, over all its trials: the worst outcome, and the largest peak of that outcome.
+
+    Times and all else that was measured are of that trial too; the losses are of all.
+    """
 
     size: int
     outcome: Literal["fit", "oom", "broken"]
@@ -151,6 +173,13 @@ class CurvePoint:
     process_bytes: int | None = None
     step_seconds: float | None = None
     samples_per_second: float | None = None
+    tokens_per_second: float | None = None
+    context_bytes: int | None = None
+    host_peak_bytes: int | None = None
+    fragmentation: Fragmentation | None = None
+    activity: CardActivity | None = None
+    loss_finite: bool | None = None  # None where no step had a loss
+    numeric: Numeric | None = None
     breakdown: Breakdown | None = None
     holdings: Breakdown | None = None
     predicted: PredictedTrial | None = None
@@ -178,6 +207,11 @@ class Record:
 
     def with_trial(self, trial: TrialRecord) -> "Record":
         return dataclasses.replace(self, trials=(*self.trials, trial))
+
+    def with_schedule(self, schedule: Schedule) -> "Record":
+        """The same run, asked about another training."""
+        settings = dataclasses.replace(self.header.settings, schedule=schedule)
+        return dataclasses.replace(self, header=dataclasses.replace(self.header, settings=settings))
 
     # -- the next move ------------------------------------------------------------------------------------------
 
@@ -223,10 +257,19 @@ class Record:
 
     @cached_property
     def floor(self) -> int:
-        """The smallest size that can be trained: as asked, or 2 where batch norm refused a batch of 1."""
-        settings = self.header.settings
-        refused = settings.cap > 1 and any(_needs_two(trial) for trial in self.trials)
-        return max(settings.floor, 2 if refused else 1)
+        """The smallest size that can be trained: as asked, or twice the largest that batch norm refused.
+
+        A batch of 1 makes it 2.  At a batch of 1 it also refuses images so small that they end as one pixel.
+        """
+        settings, alone = self.header.settings, self.header.spec.batch_size == 1
+        refused = [
+            trial.size
+            for trial in self.trials
+            if (trial.size == 1 if self.axis == "batch" else self.axis == "image-size" and alone)
+            and 2 * trial.size <= settings.cap
+            and _too_few_values(trial)
+        ]
+        return max([settings.floor, *(2 * size for size in refused)])
 
     @cached_property
     def broken(self) -> Broken | None:
@@ -255,6 +298,7 @@ class Record:
                 step=settings.step,
                 confirm=settings.confirm,
                 points=settings.points,
+                curved=settings.axis != "batch",
                 capacity_bytes=self.capacity_bytes or None,
                 predicted_max=predicted.size if predicted else None,
                 predicted_peak_bytes=predicted.peak_allocated_bytes if predicted else None,
@@ -280,13 +324,23 @@ class Record:
     # -- the answer ---------------------------------------------------------------------------------------------
 
     @property
-    def max_batch(self) -> int | None:
-        """The largest batch that was run and fitted as often as asked, with no failure at or below it."""
+    def axis(self) -> str:
+        """What is varied; see ``axes``."""
+        return self.header.settings.axis
+
+    @property
+    def max_size(self) -> int | None:
+        """The largest size that was run and fitted as often as asked, with no failure at or below it."""
         return self.search.answer
 
     @property
+    def max_batch(self) -> int | None:
+        """The same where the batch is varied, else None."""
+        return self.max_size if self.axis == "batch" else None
+
+    @property
     def first_failure(self) -> int | None:
-        """The smallest batch that ran out of memory."""
+        """The smallest size that ran out of memory."""
         return self.search.first_failure
 
     @property
@@ -295,14 +349,19 @@ class Record:
         return self.search.proven
 
     @property
-    def recommended_batch(self) -> int | None:
-        """The largest batch that ran with the margin withheld or unused, and is a multiple of ``round_to``."""
+    def recommended_size(self) -> int | None:
+        """The largest size that ran with the margin withheld or unused, and is a multiple of ``round_to``."""
         return self.recommendation.size if self.recommendation else None
+
+    @property
+    def recommended_batch(self) -> int | None:
+        """The same where the batch is varied, else None."""
+        return self.recommended_size if self.axis == "batch" else None
 
     @cached_property
     def recommendation(self) -> Recommendation | None:
-        """How far the recommended batch is found; None until there is an answer, and for a list of sizes."""
-        settings, answer = self.header.settings, self.max_batch
+        """How far the recommended size is found; None until there is an answer, and for a list of sizes."""
+        settings, answer = self.header.settings, self.max_size
         if settings.sizes or answer is None or not self.proven:
             return None
         fits = [point for point in self.curve if point.outcome == "fit"]
@@ -310,7 +369,7 @@ class Record:
             answer=answer,
             floor=self.floor,
             margin=settings.margin,
-            round_to=settings.round_to or 1,
+            round_to=math.lcm(settings.step, settings.round_to or 1),
             capacity_bytes=self.capacity_bytes,
             allocated={point.size: point.peak_allocated_bytes for point in fits},
             reserved={point.size: point.peak_reserved_bytes for point in fits},
@@ -320,6 +379,20 @@ class Record:
                 if trial.withheld_bytes and not isinstance(outcome, Broken)
             },
         )
+
+    @cached_property
+    def split(self) -> Split | None:
+        """How the effective batch that was asked for is kept; None where none was, or nothing is proven to fit."""
+        target, answer = self.header.settings.target_batch, self.max_batch
+        if target is None or answer is None or not self.proven:
+            return None
+        return split(target, largest=answer, fitted={p.size for p in self.curve if p.outcome == "fit"})
+
+    @cached_property
+    def facts(self) -> tuple[str, ...]:
+        """What was done to the model for the choices of its training, a sentence each."""
+        fits = (outcome for _, outcome in self.verdicts if isinstance(outcome, Fit))
+        return tuple(dict.fromkeys(fact for fit in fits for fact in fit.facts))
 
     @property
     def capacity_bytes(self) -> int:
@@ -355,8 +428,9 @@ class Record:
 
     @cached_property
     def law(self) -> MemoryLaw | None:
-        """The line through the allocated peaks that fitted; None with fewer than two sizes."""
-        return fit_law([(p.size, p.peak_allocated_bytes) for p in self.curve if p.outcome == "fit"])
+        """The law of the allocated peaks that fitted, a line along the batch; None with fewer than two sizes."""
+        fits = [(p.size, p.peak_allocated_bytes) for p in self.curve if p.outcome == "fit"]
+        return fit_law(fits, curved=self.axis != "batch")
 
     @cached_property
     def failure(self) -> tuple[int, OutOfMemory] | None:
@@ -369,7 +443,7 @@ class Record:
         """(predicted - found) / found for the largest batch; None where the two cannot be compared."""
         if self.prediction is None or self.prediction.max_batch is None or not self.max_batch or not self.proven:
             return None
-        if self.max_batch >= self.header.settings.cap:
+        if self.first_failure is None:
             return None
         return (self.prediction.max_batch - self.max_batch) / self.max_batch
 
@@ -388,17 +462,35 @@ class Record:
         )
 
     @cached_property
+    def throughput(self) -> Throughput | None:
+        """How fast the batches are; None where no step was timed, and where something else is varied."""
+        if self.header.settings.axis != "batch":
+            return None
+        timed = {p.size: p.samples_per_second for p in self.curve if p.outcome == "fit" and p.samples_per_second}
+        return throughput_of(timed)
+
+    def cost(self, point: CurvePoint) -> Cost | None:
+        """What the schedule takes at ``point``; None where none was asked about, or the point was not timed."""
+        schedule = self.header.settings.schedule
+        return schedule.cost(point.samples_per_second) if schedule and point.samples_per_second else None
+
+    @cached_property
     def warnings(self) -> tuple[str, ...]:
         """What a reader should know before trusting the answer, a sentence each."""
         found = list(self._noise())
+        word = axes.words(self.axis).size
         if self.floor > self.header.settings.floor:
-            found.append("a batch of 1 cannot be trained (batch norm needs two values a channel): started at 2")
+            refused = "a batch of 1" if self.axis == "batch" else f"{word} {self.floor // 2} and less, at batch 1,"
+            found.append(
+                f"{refused} cannot be trained (batch norm needs two values a channel): started at {self.floor}"
+            )
         if odd := self.search.not_monotone:
             sizes = ", ".join(map(str, odd))
-            found.append(f"not monotone: {sizes} fitted although a smaller batch ran out; the answer stays below")
+            found.append(f"not monotone: {sizes} fitted although a smaller {word} ran out; the answer stays below")
         peaks = [p.peak_reserved_bytes for p in self.curve if p.outcome == "fit"]
         if len(peaks) >= 3 and peaks[-1] <= peaks[0]:
-            found.append("the peak does not grow with the batch: is the batch really used by the model?")
+            found.append(f"the peak does not grow with the {word}: is the {word} really used by the model?")
+        found.extend(numeric_warnings({p.size: p.numeric for p in self.curve if p.numeric is not None}))
         notes = (note for _, outcome in self.verdicts if isinstance(outcome, Fit) for note in outcome.notes)
         found.extend(dict.fromkeys(notes))
         return tuple(found)
@@ -418,8 +510,8 @@ class Record:
             )
 
 
-def _needs_two(trial: TrialRecord) -> bool:
-    return trial.size == 1 and isinstance(trial.outcome, Broken) and _TOO_FEW_VALUES in trial.outcome.reason
+def _too_few_values(trial: TrialRecord) -> bool:
+    return isinstance(trial.outcome, Broken) and _TOO_FEW_VALUES in trial.outcome.reason
 
 
 def _is_suspect(outcome: Outcome) -> bool:
@@ -464,6 +556,13 @@ def _point(size: int, outcomes: list[Outcome]) -> CurvePoint:
         process_bytes=top.process_bytes,
         step_seconds=top.step_seconds,
         samples_per_second=top.samples_per_second,
+        tokens_per_second=top.tokens_per_second,
+        context_bytes=top.context_bytes,
+        host_peak_bytes=top.host_peak_bytes,
+        fragmentation=top.fragmentation,
+        activity=top.activity,
+        loss_finite=losses_finite(fits),
+        numeric=first_not_finite(fits),
         breakdown=top.breakdown,
         holdings=top.holdings,
     )

@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -169,14 +170,20 @@ class SpawnRunner(_FolderRunner):
 
 
 class ForkRunner(_FolderRunner):
-    """One host that has imported torch, and a forked child a request.  The host starts at the first request, or at
-    ``start``; one that dies is replaced at the next."""
+    """One host that has imported torch and the modules ``preload``, and a forked child a request.  The host starts at
+    the first request, or at ``start``; one that dies is replaced at the next."""
 
     def __init__(
-        self, *, timeout_s: float, host_memory_limit_bytes: int | None = None, log: Path | None = None
+        self,
+        *,
+        timeout_s: float,
+        host_memory_limit_bytes: int | None = None,
+        log: Path | None = None,
+        preload: Sequence[str] = (),
     ) -> None:
         super().__init__(timeout_s=timeout_s, host_memory_limit_bytes=host_memory_limit_bytes)
         self._log = log
+        self._preload = tuple(preload)
         self._host: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._incoming = b""
@@ -193,7 +200,7 @@ class ForkRunner(_FolderRunner):
             return
         ours, theirs = socket.socketpair()
         with theirs, self._log.open("ab") if self._log else contextlib.nullcontext(subprocess.DEVNULL) as log:
-            command, environment = python_command("sweeper.worker", "--host", str(theirs.fileno()))
+            command, environment = python_command("sweeper.worker", "--host", str(theirs.fileno()), *self._preload)
             self._host = subprocess.Popen(
                 command, env=environment,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[theirs.fileno()],
@@ -294,11 +301,21 @@ class ForkRunner(_FolderRunner):
 
 
 def open_runner(
-    isolation: str, *, timeout_s: float, host_memory_limit_bytes: int | None = None, log: Path | None = None
+    isolation: str,
+    *,
+    timeout_s: float,
+    host_memory_limit_bytes: int | None = None,
+    log: Path | None = None,
+    preload: Sequence[str] = (),
 ) -> ForkRunner | SpawnRunner:
-    """The runner for ``--isolation fork`` or ``spawn``."""
+    """The runner for ``--isolation fork`` or ``spawn``.
+
+    ``preload`` are modules that every request will import (``model_names.modules_of``): a host imports them once.
+    """
     if isolation == "fork" and hasattr(os, "fork"):
-        return ForkRunner(timeout_s=timeout_s, host_memory_limit_bytes=host_memory_limit_bytes, log=log)
+        return ForkRunner(
+            timeout_s=timeout_s, host_memory_limit_bytes=host_memory_limit_bytes, log=log, preload=preload
+        )
     return SpawnRunner(timeout_s=timeout_s, host_memory_limit_bytes=host_memory_limit_bytes)
 
 

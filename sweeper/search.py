@@ -41,7 +41,7 @@ and one of them may fail (seen in the field: 16 fails, 32 runs).  The answer is 
 failure at or below it *among those run*; ``not_monotone`` says when such a thing was seen.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Literal
 
@@ -66,8 +66,8 @@ class Search(Probed):
     """The search for the largest size from ``floor`` to ``cap`` that fits, on the grid ``floor + k * step``.
 
     ``predicted_max`` is the largest size expected to fit, ``predicted_peak_bytes`` its expected peak, and
-    ``capacity_bytes`` what the device can give a trial: they only choose what is run.  Raises ``ValueError`` for
-    values out of range.
+    ``capacity_bytes`` what the device can give a trial, and ``curved`` is whether peaks may grow with the square of
+    the size: they only choose what is run.  Raises ``ValueError`` for values out of range.
     """
 
     cap: int
@@ -76,6 +76,7 @@ class Search(Probed):
     points: int = 6
     predicted_max: int | None = None
     predicted_peak_bytes: int | None = None
+    curved: bool = False
 
     def __post_init__(self) -> None:
         if self.floor < 1 or self.step < 1 or self.points < 1:
@@ -171,7 +172,11 @@ class Search(Probed):
     @cached_property
     def _estimates(self) -> Estimates:
         predicted = None if self._predicted is None else self._down(self._predicted)
-        return Estimates.of(self.tally.measured, self.capacity_bytes, predicted)
+        found = Estimates.of(self.tally.measured, self.capacity_bytes, predicted, curved=self.curved)
+        if found.line is None:
+            return found
+        # The line ends between two sizes of the grid, and the lower one fits.
+        return replace(found, line=replace(found.line, size=self._down(found.line.size)))
 
     @property
     def _predicted(self) -> int | None:
@@ -183,7 +188,7 @@ class Search(Probed):
         measured = self.tally.measured
         if self.predicted_max is None or self.predicted_peak_bytes is None or len(measured) < _CORRECTING_POINTS:
             return self.predicted_max
-        line = estimate_limit(measured, self.predicted_peak_bytes)
+        line = estimate_limit(measured, self.predicted_peak_bytes, curved=self.curved)
         if line is None or abs(line.size - self.predicted_max) <= max(self.step, _SAME_SHARE * self.predicted_max):
             return self.predicted_max
         return max(self.floor, line.size)

@@ -23,7 +23,7 @@ from sweeper.runner import Runner
 from sweeper.trace import AffineTrace
 from sweeper.trial import DeviceReport, Fit, Outcome, OutOfMemory
 
-__all__ = ["Seed", "card_of"]
+__all__ = ["Seed", "card_of", "room_of"]
 
 
 def card_of(device: DeviceReport, *, asked: Card | None, kept: Calibration | None) -> Card:
@@ -104,11 +104,15 @@ class Seed:
 
     @property
     def _room(self) -> Room:
-        """What a trial can have: what was free when the device was described, less what kernels take after that.
+        return room_of(self._device, self._card, self._header.spec.memory_limit_bytes)
 
-        Under a limit that is less than what was free, what was free is not known, and nothing is taken off.
-        """
-        capacity, limit = self._device.capacity_bytes, self._header.spec.memory_limit_bytes
-        if not self._device.simulated and self._card.calibrated and capacity != limit:
-            capacity -= self._card.calibrated.loaded_bytes
-        return room_on(self._card, capacity, limit)
+
+def room_of(device: DeviceReport, card: Card, limit_bytes: int | None) -> Room:
+    """What a trial can have: what was free when the device was described, less what kernels take after that.
+
+    Under a limit that is less than what was free, what was free is not known, and nothing is taken off.
+    """
+    capacity = device.capacity_bytes
+    if not device.simulated and card.calibrated and capacity != limit_bytes:
+        capacity -= card.calibrated.loaded_bytes
+    return room_on(card, capacity, limit_bytes)

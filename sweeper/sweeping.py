@@ -118,7 +118,9 @@ def _besides(record: Record, sizes: Sequence[int]) -> NextTrial | None:
 
 def describe(runner: Runner, spec: TrialSpec, folder: Path) -> DeviceReport:
     """Ask the worker what ``spec.device`` is.  Raises ``UsageError`` when it is not there."""
-    request = Describe(device=spec.device, memory_limit_bytes=spec.memory_limit_bytes, card=spec.card)
+    request = Describe(
+        device=spec.device, memory_limit_bytes=spec.memory_limit_bytes, card=spec.card, alloc_conf=spec.alloc_conf
+    )
     response = runner.run(request, folder)
     if isinstance(response, Broken):  # as with a trial: once more, then it is a fault
         response = runner.run(request, folder)
@@ -135,12 +137,13 @@ def describe(runner: Runner, spec: TrialSpec, folder: Path) -> DeviceReport:
 def _begin(journal: Journal, runner: Runner, trials: Path, calibrations: Calibrations) -> Seed | None:
     """Write down what the device is and what is predicted; return what says what is to be expected of each trial.
 
-    None of a device that is no GPU: a simulated trial is the prediction.
+    None of a device that is no GPU: a simulated trial is the prediction.  Along another axis than the batch nothing is
+    predicted.
     """
     header = journal.record.header
     device = describe(runner, header.spec, trials / "0000-device")
     check_limit(header.spec.memory_limit_bytes, device.label, device.total_bytes)
-    if not header.settings.predict:
+    if not header.settings.predict or header.settings.axis != "batch":
         journal.set_device(device, None)
         return None
     measured = header.settings.calibration and _is_gpu(device)

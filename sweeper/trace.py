@@ -31,12 +31,15 @@ __all__ = [
     "AffineTrace",
     "Label",
     "Mark",
+    "NoLaw",
     "NotAffine",
     "Replay",
     "ReplayFailure",
     "Trace",
     "TraceError",
     "breakdown_of",
+    "difference",
+    "place",
     "replay",
     "replayed_breakdowns",
 ]
@@ -53,12 +56,16 @@ class TraceError(ValueError):
     """A file that is no trace of this schema, or events that contradict each other; the message says which."""
 
 
-class NotAffine(ValueError):
-    """Two traces that do not differ by the batch alone; ``event`` is the first that tells them apart."""
+class NoLaw(ValueError):
+    """Traces that are not what one law gives; ``event`` is the first that tells."""
 
     def __init__(self, message: str, *, event: int) -> None:
         super().__init__(message)
         self.event = event
+
+
+class NotAffine(NoLaw):
+    """Two traces that do not differ by the batch alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,27 +351,37 @@ def _failure(trace: Trace, index: int, allocation: int, refusal: AllocatorOutOfM
     )
 
 
-def _same_events(first: Trace, second: Trace) -> None:
+def difference(first: Trace, second: Trace, names: tuple[str, str]) -> tuple[int, str] | None:
+    """The first event that the two do not share, with a sentence about it; None where only bytes differ.
+
+    ``names`` say of what each is: ``batch 4``.
+    """
     for index, (one, other) in enumerate(zip(first.events, second.events, strict=False)):
-        if one != other:
-            raise _differs(first, second, index)
-        if one >= 0 and first.label(one) != second.label(other):
-            raise _differs(first, second, index)
+        if one != other or (one >= 0 and first.label(one) != second.label(other)):
+            words = (f"{_words(trace, index)} at {name}" for trace, name in zip((first, second), names, strict=True))
+            return index, f"event {index} is {' but '.join(words)}"
     if len(first.events) != len(second.events):
         shorter = min(len(first.events), len(second.events))
-        raise NotAffine(
-            f"batch {first.batch_size} has {len(first.events)} events, batch {second.batch_size} has "
-            f"{len(second.events)}; they are the same up to event {shorter}",
-            event=shorter,
+        return shorter, (
+            f"{names[0]} has {len(first.events)} events, {names[1]} has {len(second.events)}; they are the same up to "
+            f"event {shorter}"
         )
     if first.empties != second.empties:
         event = min(set(first.empties) ^ set(second.empties), default=0)
-        raise NotAffine(f"the cache is given back at other moments, first at event {event}", event=event)
+        return event, f"{names[0]} gives the cache back at other moments than {names[1]}, first at event {event}"
+    return None
 
 
-def _differs(first: Trace, second: Trace, index: int) -> NotAffine:
-    words = " but ".join(f"{_words(trace, index)} at batch {trace.batch_size}" for trace in (first, second))
-    return NotAffine(f"event {index} is {words}", event=index)
+def place(trace: Trace, allocation: int) -> tuple[int, str]:
+    """The event that makes ``allocation``, and who asks for it, in words."""
+    index = trace.events.index(allocation)
+    return index, f"event {index}, {_words(trace, index)}"
+
+
+def _same_events(first: Trace, second: Trace) -> None:
+    found = difference(first, second, (f"batch {first.batch_size}", f"batch {second.batch_size}"))
+    if found is not None:
+        raise NotAffine(found[1], event=found[0])
 
 
 def _words(trace: Trace, index: int) -> str:
@@ -375,8 +392,8 @@ def _words(trace: Trace, index: int) -> str:
 
 
 def _not_affine(trace: Trace, allocation: int, why: str) -> NotAffine:
-    index = trace.events.index(allocation)
-    return NotAffine(f"event {index}, {_words(trace, index)}: {why}", event=index)
+    index, who = place(trace, allocation)
+    return NotAffine(f"{who}: {why}", event=index)
 
 
 def _check_events(events: Sequence[int], allocations: int) -> None:

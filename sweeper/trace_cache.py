@@ -1,16 +1,18 @@
 """Traces kept between commands: one file a trace, in the user's cache, under everything that the trace depends on.
 
 The question, all of which is in the file's name (as a digest) and in the file: the trial but its device and limit, the
-batch size, what the card's kernels are chosen by, the versions of torch and torchvision, the text of the code that
-traces (``sweeper/worker``, so that no changed rule is ever answered by an old trace), the schema of traces; and for
-code of the user's own, its full path, the current folder, Python's version and the list of what is installed.
+batch size, what the card's kernels are chosen by, the versions of torch and torchvision and of the library that the
+model is of, a digest of its configuration file, the text of the code that traces (``sweeper/worker``, so that no
+changed rule is ever answered by an old trace), the schema of traces; and for code of the user's own, its full path, the
+current folder, Python's version and the list of what is installed.
 
 What cannot be in the question, because only the worker knows it: which files of the user's own the model was made from.
 They are kept beside the trace with a digest of each, and the trace counts only while all of them are as they were.
 
 A file that is damaged, or of another schema, counts as not there, and is replaced.  Nothing removes a file whose
 question is not asked any more: a trace takes some 10 to 100 KB, and the folder may be deleted at any time.  What this
-does not know: what a user's code reads besides Python files (a configuration, an environment variable).
+does not know: what a user's code reads besides Python files (a configuration, an environment variable), and that a
+configuration on the hub has changed.
 """
 
 import gzip
@@ -28,7 +30,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from sweeper.model_names import is_factory, split_factory
+from sweeper.model_names import LIBRARIES, config_file, is_factory, library_of, split_factory
 from sweeper.trace import SCHEMA as TRACE_SCHEMA
 from sweeper.trace import Trace
 from sweeper.trial import TrialSpec
@@ -93,10 +95,13 @@ def question(spec: TrialSpec, kernels: str) -> dict[str, Any]:
     asked: dict[str, Any] = {
         "spec": {f.name: getattr(spec, f.name) for f in fields(spec) if f.name not in _NOT_OF_A_TRACE},
         "kernels": kernels,
-        "versions": versions(),
+        "versions": {**versions(), **_library_versions(spec.model)},
         "tracer": _tracer_digest(),
         "trace_schema": TRACE_SCHEMA,
     }
+    asked["spec"].pop("config")
+    if (file := config_file(spec.model, spec.config)) is not None:  # by what it says, wherever it lies
+        asked["config"] = _digest_of(file)
     if is_factory(spec.model):
         place, factory = split_factory(spec.model)
         asked["spec"]["model"] = f"{place.resolve() if isinstance(place, Path) else place}:{factory}"
@@ -107,6 +112,12 @@ def question(spec: TrialSpec, kernels: str) -> dict[str, Any]:
 def versions() -> dict[str, str | None]:
     """The versions of torch and torchvision, which is known without importing them; None where they are missing."""
     return {name: _version(name) for name in ("torch", "torchvision")}
+
+
+def _library_versions(model: str) -> dict[str, str | None]:
+    """That of the library that ``model`` is of, which is that of its distribution too; nothing for other models."""
+    found = library_of(model)
+    return {} if found is None else {LIBRARIES[found[0]]: _version(LIBRARIES[found[0]])}
 
 
 def _version(distribution: str) -> str | None:
@@ -120,7 +131,8 @@ def _tracer_digest() -> str:
     """Of the source of everything that takes part in a trace."""
     package = Path(__file__).parent
     content = hashlib.sha256()
-    for path in [package / "model_names.py", *sorted((package / "worker").rglob("*.py"))]:
+    named = [package / "model_names.py", package / "architectures.py", package / "data" / "transformers.json"]
+    for path in [*named, *sorted((package / "worker").rglob("*.py"))]:
         content.update(f"{path.relative_to(package)}\0".encode())
         content.update(path.read_bytes())
     return content.hexdigest()
@@ -130,6 +142,13 @@ def _installed_digest() -> str:
     """Of the names and versions of all installed distributions: a user's model may be made of any of them."""
     found = {path.name for entry in sys.path if Path(entry).is_dir() for path in Path(entry).glob("*.dist-info")}
     return hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest()
+
+
+def _digest_of(path: Path) -> str | None:
+    """The same, or None of a file that cannot be read, which the worker will say."""
+    with suppress(OSError):
+        return _digest(path)
+    return None
 
 
 def _digest(path: Path) -> str:

@@ -25,12 +25,15 @@ __all__ = [
     "Broken",
     "Calibrate",
     "CalibrationTrial",
+    "CardActivity",
     "CardMemory",
     "Describe",
     "DescribeModel",
     "DeviceReport",
     "Fit",
+    "Fragmentation",
     "ModelReport",
+    "NotFinite",
     "OutOfMemory",
     "Outcome",
     "PhasePeak",
@@ -52,8 +55,9 @@ __all__ = [
 # upgrade: another number is an error.  The journal, which outlives an installation, has a number of its own.
 SCHEMA = 1
 
-Phase = Literal["setup", "inputs", "forward", "loss", "backward", "step", "zero_grad"]
-PHASES: tuple[Phase, ...] = ("setup", "inputs", "forward", "loss", "backward", "step", "zero_grad")
+# ``step`` is the optimizer's; ``train_step`` is all that a training step of the user's own does with its batch.
+Phase = Literal["setup", "inputs", "forward", "loss", "backward", "step", "zero_grad", "train_step"]
+PHASES: tuple[Phase, ...] = ("setup", "inputs", "forward", "loss", "backward", "step", "zero_grad", "train_step")
 
 Kind = Literal["weights", "buffers", "gradients", "optimizer", "inputs", "activations", "workspace"]
 KINDS: tuple[Kind, ...] = ("weights", "buffers", "gradients", "optimizer", "inputs", "activations", "workspace")
@@ -74,6 +78,8 @@ ATTENTIONS: tuple[Attention, ...] = ("auto", "flash", "efficient", "math")
 
 Scalar = int | float | bool | str  # what an argument on the command line can be
 
+NotFinite = Literal["nan", "inf", "-inf"]  # what a loss can be that is no finite number
+
 # The classes of failure; failures.py says how evidence is read.  The first two can move the boundary.
 FailureClass = Literal[
     "oom_device", "oom_suspect", "oom_host",
@@ -88,9 +94,10 @@ class TrialSpec:
     A choice that its model or device cannot do is refused, by ``choices`` before the first trial or by the worker.
     ``config`` is a model configuration (JSON) of a library that builds from one.  ``optimizer_args`` go to the
     optimizer's constructor, ``foreach`` and ``fused`` among them.  ``freeze`` are patterns (``fnmatch``) of parameter
-    names that are not trained; with ``lora_rank`` all are frozen but the adapters.  One step of the optimizer takes
-    ``accumulate`` batches of ``batch_size``.  ``attention`` is the only kernel that may be chosen.  ``card`` is the
-    card to simulate where it is not as the catalogue has it: calibrated, or of no catalogue.
+    names that are not trained; with ``lora_rank`` all are frozen but the adapters and a classifier's last layer.
+    One step of the optimizer takes ``accumulate`` batches of ``batch_size``.  ``attention`` is the only kernel that may
+    be chosen.  ``card`` is the card to simulate where it is not as the catalogue has it: calibrated, or of no
+    catalogue.
     """
 
     TAGGED: ClassVar[bool] = True
@@ -151,12 +158,17 @@ class PhasePeak:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One full step.  ``seconds`` is None where nothing was computed; ``loss`` is None where it is not finite."""
+    """One full step.
+
+    ``seconds`` is None where nothing was computed.  ``loss`` is None where there is none (inference, a simulated step),
+    and where it is no finite number: then ``not_finite`` says what it is.
+    """
 
     seconds: float | None
     loss: float | None
     peak_allocated_bytes: int
     peak_reserved_bytes: int
+    not_finite: NotFinite | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,12 +190,55 @@ class CardMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CardActivity:
+    """What the driver (NVML) said of the card in ``samples`` readings between the first step and the last.
+
+    Utilisation is the percentage of the driver's own sampling period, 1/6 to 1 s, in which some kernel ran (nvml.h,
+    ``nvmlUtilization_t``): in steps that take less altogether it is of what came before them too.  Power is watts,
+    which the driver averages over a second on most cards since Ampere (nvml.h, ``nvmlDeviceGetPowerUsage``).  None is
+    what the card does not tell.
+    """
+
+    samples: int
+    utilization_mean_percent: float | None = None
+    utilization_max_percent: float | None = None
+    power_mean_w: float | None = None
+    power_max_w: float | None = None
+    clock_mean_mhz: float | None = None  # of the multiprocessors
+    temperature_max_c: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fragmentation:
+    """The caching allocator at one moment, in bytes: the fullest end of a forward or a loss in the step looked at.
+
+    Activations are all there then, so what is reserved and not allocated lies between what is in use.
+    ``largest_free_bytes`` is the largest free block of all that is reserved.
+    """
+
+    allocated_bytes: int
+    reserved_bytes: int
+    largest_free_bytes: int
+
+    @property
+    def unused_bytes(self) -> int:
+        """Reserved and not allocated."""
+        return self.reserved_bytes - self.allocated_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
     """Every step ran.
 
     Peaks are over the whole trial.  On ``cpu`` there is no caching allocator: allocated and reserved are both the
     growth of the resident set.  ``capacity_bytes`` is what the device could give this trial, under its limit.
-    ``breakdown`` is the moment of the peak; ``holdings`` is the most each kind held at any time.
+    ``breakdown`` is the moment of the peak; ``holdings`` is the most each kind held at any time.  ``facts`` say what
+    was done to the model for the spec's choices, ``notes`` what a reader should beware of.  A loss that is no number is
+    told by ``steps`` and takes nothing away from this: the memory was measured all the same.
+
+    ``step_seconds`` is the median without the first step, and without the one in which the allocator was looked at
+    where there is another.  A step is ``accumulate`` batches.  ``host_peak_bytes`` is the most the trial's process held
+    of the machine's memory, libraries included; None on ``cpu``, where that is what the peaks are.
     """
 
     TAGGED: ClassVar[bool] = True
@@ -195,14 +250,26 @@ class Fit:
     phases: tuple[PhasePeak, ...] = ()
     breakdown: Breakdown | None = None
     holdings: Breakdown | None = None
-    step_seconds: float | None = None  # median after the first step
+    facts: tuple[str, ...] = ()
+    step_seconds: float | None = None
     samples_per_second: float | None = None
+    tokens_per_second: float | None = None  # of models of sequences
     process_bytes: int | None = None  # the driver's peak view of the process, context included
     context_bytes: int | None = None  # of that, what is not the allocator's
+    host_peak_bytes: int | None = None
+    fragmentation: Fragmentation | None = None
+    activity: CardActivity | None = None
     allocator_retries: int | None = None  # times the allocator gave back its cache and tried again
     card_before: CardMemory | None = None
     card_after: CardMemory | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def loss_finite(self) -> bool | None:
+        """Whether every step's loss was a finite number; None where no step had one."""
+        if any(step.not_finite for step in self.steps):
+            return False
+        return True if any(step.loss is not None for step in self.steps) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,13 +324,14 @@ Outcome = Fit | OutOfMemory | Broken
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Describe:
-    """The request for a ``DeviceReport``; ``card`` as in ``TrialSpec``."""
+    """The request for a ``DeviceReport``; ``card`` and ``alloc_conf`` as in ``TrialSpec``."""
 
     TAGGED: ClassVar[bool] = True
 
     device: str
     memory_limit_bytes: int | None = None
     card: Card | None = None
+    alloc_conf: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from sweeper.errors import Untraceable
 from sweeper.trial import Broken, TrialSpec
 
-__all__ = ["Line", "blamed_line", "missing_operator", "untraceable"]
+__all__ = ["Line", "blamed_line", "lacks_values", "missing_operator", "untraceable"]
 
 _META = re.compile(r"\bmeta\b|register_meta", re.IGNORECASE)
 _OPERATOR = re.compile(r"(aten::\w+)|(torch\.\w+)\(\)|(Tensor\.\w+)\(\)|cannot (repeat_interleave) a meta")
@@ -43,7 +43,8 @@ def untraceable(spec: TrialSpec, broken: Broken) -> Untraceable:
     """The error to raise for a trace of ``spec`` that ended as ``broken``."""
     line = blamed_line(broken.traceback)
     at = f", at {line}" if line else ""
-    if broken.failure == "model_error" and (operator := missing_operator(broken.reason)) is not None:
+    if lacks_values(broken):
+        operator = missing_operator(broken.reason)
         return Untraceable(
             f"{spec.model} cannot be predicted: {operator} needs values, and a step without a GPU has none{at}",
             hint=f"run it instead: sweep --model {spec.model} --device cuda, or --device cpu; or take that line out",
@@ -56,6 +57,11 @@ def untraceable(spec: TrialSpec, broken: Broken) -> Untraceable:
     return Untraceable(
         f"the step of {spec.model} could not be traced: {broken.reason}", hint="try again; if it stays, report it"
     )
+
+
+def lacks_values(broken: Broken) -> bool:
+    """Did a step break because meta tensors have no values?"""
+    return broken.failure == "model_error" and missing_operator(broken.reason) is not None
 
 
 def missing_operator(reason: str) -> str | None:

@@ -1,12 +1,14 @@
 """The runs whose summaries are kept in tests/data/report; ``python -m tests.report_cases`` writes those files again."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from sweeper.calibration import apply
 from sweeper.cards import card
+from sweeper.cost import Price, Schedule
 from sweeper.record import PredictedTrial, Record, Settings
 from sweeper.report import summary, trial_line
-from sweeper.trial import Fit
+from sweeper.trial import CardActivity, Fit, Fragmentation
 from sweeper.units import GIB, MIB
 from tests.builders import (
     BOUNDARY,
@@ -79,6 +81,63 @@ def _beside_its_prediction() -> Record:
     )
 
 
+def _all_measured() -> Record:
+    """A language model whose loss is NaN in its second step: everything a GPU can be asked, and a list price."""
+
+    def fit(size: int) -> Fit:
+        plain = a_measured_fit(size)
+        assert plain.samples_per_second is not None
+        first, *later = plain.steps
+        steps = (replace(first, loss=2.5), *(replace(step, not_finite="nan") for step in later))
+        activity = CardActivity(
+            samples=9,
+            utilization_mean_percent=87.5,
+            utilization_max_percent=99,
+            power_mean_w=61.25,
+            power_max_w=71.5,
+            clock_mean_mhz=1710,
+            temperature_max_c=63,
+        )
+        return replace(
+            plain,
+            steps=steps if size == BOUNDARY else plain.steps,
+            tokens_per_second=128 * plain.samples_per_second,
+            host_peak_bytes=1500 * MIB,
+            activity=activity,
+            fragmentation=Fragmentation(
+                allocated_bytes=allocated_at(size), reserved_bytes=reserved_at(size), largest_free_bytes=20 * MIB
+            ),
+        )
+
+    listed = Price(per_hour=0.7992, currency="USD", listed="list price of NVIDIA L4, Modal (one GPU), as of 2026-05-07")
+    return a_record(
+        *((size, fit(size)) for size in (16, 64, 128, BOUNDARY)),
+        (BOUNDARY + 1, an_oom(process_bytes=7950 * MIB, context_bytes=300 * MIB)),
+        spec=a_spec(model="tiny-transformer", device="cuda"),
+        settings=Settings(cap=512, margin=0, schedule=Schedule(samples=1_281_167, epochs=90, price=listed)),
+    )
+
+
+def _along_sequences() -> Record:
+    """Attention that holds its scores: 200 MiB, and with the square of the length; 1,152 tokens fit, 1,160 do not."""
+
+    def fit(length: int) -> Fit:
+        allocated = 200 * MIB + length * MIB + 4980 * length * length
+        return a_fit(
+            8, peak_allocated_bytes=allocated, peak_reserved_bytes=allocated + 20 * MIB, breakdown=None, holdings=None
+        )
+
+    return a_record(
+        *((length, fit(length)) for length in (8, 32, 128, 512, 1152)),
+        (1160, an_oom()),
+        spec=a_spec(
+            model="hf:gpt2", batch_size=4, seq_len=8, model_args={"n_positions": 4096}, precision="amp-bf16",
+            optimizer="adamw", attention="math", accumulate=2,
+        ),
+        settings=Settings(floor=8, cap=4096, axis="seq-len", step=8, margin=0, positions_argument="n_positions"),
+    )  # fmt: skip
+
+
 def _on_cpu() -> Record:
     def fit(size: int) -> Fit:
         return a_fit(
@@ -106,7 +165,9 @@ CASES: dict[str, Record] = {
     "calibrated-simulated": a_finished_record(
         spec=a_spec(card=apply(a_calibration(), card("rtx4060"))), prediction=a_prediction()
     ),
+    "measured-cuda": _all_measured(),
     "cap-fits-cpu": _on_cpu(),
+    "sequence-length": _along_sequences(),
     "nothing-fits": a_record(
         (
             1,

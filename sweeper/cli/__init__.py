@@ -12,6 +12,7 @@ from sweeper.cli.calibrate import calibrate
 from sweeper.cli.cards import cards
 from sweeper.cli.compare import compare
 from sweeper.cli.diff import diff
+from sweeper.cli.frontier import frontier
 from sweeper.cli.models import models
 from sweeper.cli.predict import predict
 from sweeper.cli.report import report
@@ -51,12 +52,13 @@ def cli() -> None:
     sweep --model small-cnn --device cpu            on the CPU
     sweep predict --model resnet18 --card l4        what would fit there, without running anything
     sweep compare --model resnet18 --vary precision=fp32,amp-bf16     choices side by side
+    sweep frontier --model tiny-transformer --max-seq-len 2048        the largest batch at each length
 
     All options of a sweep: sweep run --help
     """
 
 
-for command in (run, compare, predict, calibrate, cards, models, report, diff):
+for command in (run, compare, frontier, predict, calibrate, cards, models, report, diff):
     cli.add_command(command)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from sweeper import api
+from sweeper.cli.cost_options import no_cost_options
 from sweeper.cli.model_options import model_options
 from sweeper.errors import UsageError
 from sweeper.predicting import Forecast
@@ -36,6 +37,7 @@ _NAMED = ""  # --timeline without a name: one of our own
     help="Draw memory over the step, of --batch or the largest that fits; write a snapshot for PyTorch's viewer too.",
 )
 @click.option("--no-calibration", is_flag=True, help="Leave out what `sweep calibrate` kept of the card.")
+@no_cost_options
 @click.option("--no-cache", is_flag=True, help="Trace anew, and keep nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the number alone.")

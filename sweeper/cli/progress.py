@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from sweeper import axes
 from sweeper.prediction import Prediction
 from sweeper.record import NextTrial, Record, TrialRecord
 from sweeper.report import text, words
@@ -63,7 +64,7 @@ class Lines(Quiet):
 
 
 class Bar(Lines):
-    """The same lines, above a bar that names the batch being tried and counts its seconds."""
+    """The same lines, above a bar that names the size being tried and counts its seconds."""
 
     def __enter__(self) -> "Bar":
         from tqdm import tqdm
@@ -86,7 +87,7 @@ class Bar(Lines):
         self._bar.close()
 
     def started(self, record: Record, trial: NextTrial) -> None:
-        self._bar.set_description_str(f"batch {trial.size} ({trial.purpose})")
+        self._bar.set_description_str(f"{axes.words(record.axis).size} {trial.size} ({trial.purpose})")
 
     def ended(self, record: Record, trial: TrialRecord) -> None:
         super().ended(record, trial)

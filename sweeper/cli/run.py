@@ -10,6 +10,7 @@ import click
 
 from sweeper import api
 from sweeper.axes import AXES
+from sweeper.cli.cost_options import cost_options
 from sweeper.cli.model_options import model_options
 from sweeper.cli.progress import Bar, Lines, Quiet
 from sweeper.errors import UsageError
@@ -55,6 +56,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: str | N
 @click.option("--points", default=6, show_default=True, help="Batches measured for the curve.")
 @click.option("--margin", default=0.05, show_default=True, help="Share of capacity the recommended batch leaves free.")
 @click.option("--round-to", type=int, metavar="N", help="Make the recommended batch a multiple of N.")
+@cost_options
 @click.option("--no-predict", is_flag=True, help="Search without a prediction to start from.")
 @click.option("--no-calibration", is_flag=True, help="Leave out what `sweep calibrate` kept of the card.")
 @click.option("--timeout", "timeout_s", default=600.0, show_default=True, metavar="SECONDS", help="Time limit a trial.")
@@ -109,14 +111,14 @@ def run(
             click.echo(f"interrupted; go on with: sweep --resume {shlex.quote(str(progress.folder))}", err=True)
         context.exit(INTERRUPTED)
     _print(found, as_json=as_json, quiet=quiet)
-    context.exit(BROKE if found.record.broken else NOTHING_FITS if found.max_batch is None else ANSWERED)
+    context.exit(BROKE if found.record.broken else NOTHING_FITS if found.max_size is None else ANSWERED)
 
 
 def _print(found: api.Run, *, as_json: bool, quiet: bool) -> None:
     if as_json:
         click.echo(json.dumps(found.to_dict(), indent=1))
     elif quiet:
-        click.echo(found.max_batch if found.max_batch is not None else 0)
+        click.echo(found.max_size or 0)
     if quiet or as_json:
         if (broken := found.record.broken) is not None:
             click.echo(f"sweep: trials broke: {broken.reason}\n  read {found.folder}/trials", err=True)

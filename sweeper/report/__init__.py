@@ -1,8 +1,8 @@
 """What a person or a program sees of a run: a record in, a string or a Figure out.
 
-``text`` for terminals, ``html`` for notebooks, ``export`` for programs, ``figures`` for paper; ``forecasts`` and
-``timeline`` the same of what is predicted.  Nothing here prints, and nothing here writes but ``write_all``,
-``write_comparison`` and ``write_timeline``; everything they write can be made again.
+``text`` for terminals, ``html`` for notebooks, ``export`` for programs, ``figures`` for paper; ``forecasts``,
+``timeline`` and ``frontier`` the same of what is predicted.  Nothing here prints, and nothing here writes but
+``write_all``, ``write_comparison``, ``write_timeline`` and ``write_frontier``; everything they write can be made again.
 """
 
 import json
@@ -19,6 +19,7 @@ from sweeper.report.html import short_form
 from sweeper.report.text import summary, trial_line
 
 if TYPE_CHECKING:
+    from sweeper.boundary import Frontier
     from sweeper.comparison import Compared
     from sweeper.report.timeline import Timeline
 
@@ -30,6 +31,7 @@ __all__ = [
     "trial_line",
     "write_all",
     "write_comparison",
+    "write_frontier",
     "write_timeline",
     "write_whole",
 ]
@@ -81,6 +83,13 @@ def write_timeline(shown: "Timeline", picture: Path) -> tuple[Path, ...]:
     drawn = timeline.figure(shown)
     files = {picture.name: page.render(drawn, "png"), picture.with_suffix(".svg").name: page.render(drawn, "svg")}
     return write_whole(picture.parent, files, what="the timeline", hint="make room, or choose another name")
+
+
+def write_frontier(found: "Frontier", folder: Path) -> tuple[Path, ...]:
+    """Write all of ``found`` into ``folder``; return the paths.  Raises ``FolderUnusable``."""
+    from sweeper.report import frontier
+
+    return write_whole(folder, frontier.files(found), what="the frontier", hint="make room, or choose another folder")
 
 
 def write_whole(folder: Path, files: Mapping[str, bytes], *, what: str, hint: str) -> tuple[Path, ...]:

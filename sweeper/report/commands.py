@@ -8,26 +8,25 @@ import dataclasses
 import shlex
 from pathlib import Path
 
+from sweeper import axes, model_names
 from sweeper.record import Record
+from sweeper.report import job
 from sweeper.trial import Broken, OutOfMemory, TrialSpec
-from sweeper.units import GIB, MIB, format_bytes
+from sweeper.units import MIB, format_bytes
 
 __all__ = ["advice", "after_breaking", "last_broken_folder", "next_commands", "sweep_command", "takes_images"]
-
-# A bare name is an image classifier, but for these two of the teaching models.
-_NOT_IMAGES = frozenset({"mlp", "tiny-transformer"})
 
 # Other processes' memory on the card below this is a desktop's; freeing it would not change an answer.
 _WORTH_FREEING_BYTES = 256 * MIB
 
 # By FailureClass, for those that end a sweep.
 _AFTER_BREAKING = {
-    "oom_host": "the machine's own memory ran out, not the device's: free some, or lower --max-batch",
-    "kernel_limit": "a kernel cannot take a batch of this size, whatever the memory: lower --max-batch",
+    "oom_host": "the machine's own memory ran out, not the device's: free some, or lower {most}",
+    "kernel_limit": "a kernel cannot take a {size} of this size, whatever the memory: lower {most}",
     "cuda_fault": "look at the card and its driver (nvidia-smi, dmesg), then run again",
     "model_error": "mend the model: the traceback is its own",
     "numeric": "look at the model's numbers: memory has no part in it",
-    "timeout": "give a longer --timeout, or lower --max-batch",
+    "timeout": "give a longer --timeout, or lower {most}",
     "spilled": "the driver moved memory to the host instead of failing: turn that off, or give a --memory-limit",
     "infra": "read its log, then run again",
 }
@@ -38,51 +37,67 @@ _LARGER = 1.5
 
 def takes_images(spec: TrialSpec) -> bool:
     """Whether the samples are images, as far as the name of the model tells."""
-    return spec.image_size is not None or (":" not in spec.model and spec.model not in _NOT_IMAGES)
+    return spec.image_size is not None or model_names.takes_images(spec.model)
 
 
-def sweep_command(spec: TrialSpec, *flags: str) -> str:
-    """Return the shell command that asks for ``spec`` (all but its batch size), then ``flags``."""
-    words = ["sweep", "--model", spec.model, "--device", spec.device]
-    for name, value in spec.model_args.items():
-        words += ["--model-arg", f"{name}={value}"]
-    defaults = {field.name: field.default for field in dataclasses.fields(TrialSpec)}
-    for name in ("precision", "optimizer", "mode", "image_size", "steps"):
-        if (value := getattr(spec, name)) != defaults[name]:
-            words += [f"--{name.replace('_', '-')}", str(value)]
-    if spec.memory_limit_bytes is not None:
-        words += ["--memory-limit", _exact_size(spec.memory_limit_bytes)]
-    return shlex.join([*words, *flags])
+def sweep_command(spec: TrialSpec, *flags: str, axis: str = "batch") -> str:
+    """Return the shell command that asks for ``spec`` (all but its size along ``axis``), then ``flags``."""
+    along = () if axis == "batch" else ("--axis", axis)
+    return shlex.join(["sweep", *job.flags(spec, axis), *along, *flags])
 
 
 def next_commands(record: Record, folder: Path) -> list[tuple[str, str]]:
     """Return (purpose, command) pairs: how to go on, to prove the answer again, to show it again."""
-    spec, settings = record.header.spec, record.header.settings
-
-    def ask(*flags: str) -> str:
-        return sweep_command(spec, *flags, *(() if settings.calibration else ("--no-calibration",)))
-
+    settings = record.header.settings
     show_again = ("show it again", shlex.join(["sweep", "report", str(folder)]))
     if record.broken is not None:
-        return [("try it alone", ask("--batches", str(record.trials[-1].size))), show_again]
+        return [("try it alone", _just(record, record.trials[-1].size)), show_again]
     if record.next_trial() is not None:
         return [("go on", shlex.join(["sweep", "--resume", str(folder)])), show_again]
     found: list[tuple[str, str]] = []
-    best, failing = record.max_batch, record.first_failure
+    best, failing = record.max_size, record.first_failure
     if settings.sizes:
         if best is not None and failing is not None and failing > best + 1:
-            bounds = ("--min-batch", str(best), "--max-batch", str(failing))
-            found.append(("find the limit", ask(*bounds)))
+            found.append(("find the limit", _ask(record, *_bounds(record, best, failing))))
     elif best is not None and failing is None:
-        found.append(("find the limit", ask("--max-batch", str(2 * settings.cap))))
-    sides = [str(size) for size in (best, failing) if size is not None]
-    found.append(("prove it again", ask("--batches", ",".join(sides))))
+        found.append(("find the limit", _farther(record)))
+    found.append(("prove it again", _just(record, *(size for size in (best, failing) if size is not None))))
     return [*found, show_again]
+
+
+def _ask(record: Record, *flags: str, spec: TrialSpec | None = None) -> str:
+    settings = record.header.settings
+    uncalibrated = () if settings.calibration else ("--no-calibration",)
+    return sweep_command(spec or record.header.spec, *flags, *uncalibrated, axis=settings.axis)
+
+
+def _bounds(record: Record, least: int | None, most: int) -> tuple[str, ...]:
+    """The flags of a range of sizes; the step too where it is not what is meant without a word."""
+    settings, suffix = record.header.settings, "-batch" if record.axis == "batch" else ""
+    smallest = () if least is None else (f"--min{suffix}", str(least))
+    step = ("--step", str(settings.step)) if suffix == "" or settings.step != 1 else ()
+    return (*smallest, f"--max{suffix}", str(most), *step)
+
+
+def _just(record: Record, *sizes: int) -> str:
+    """The command for these sizes alone: a list of batches; along another axis a range that begins and ends there."""
+    if record.axis == "batch":
+        return _ask(record, "--batches", ",".join(map(str, sizes)))
+    return _ask(record, *_bounds(record, sizes[0], sizes[-1]))
+
+
+def _farther(record: Record) -> str:
+    """The command for twice the range; the positions that were made for the first are made anew."""
+    spec, settings = record.header.spec, record.header.settings
+    if (argument := settings.positions_argument) is not None:
+        kept = {name: value for name, value in spec.model_args.items() if name != argument}
+        spec = dataclasses.replace(spec, model_args=kept)
+    return _ask(record, *_bounds(record, None, 2 * settings.cap), spec=spec)
 
 
 def advice(record: Record) -> tuple[str, ...]:
     """What would help when nothing fits, the most likely help first; empty where something fits."""
-    if record.failure is None or record.max_batch is not None:
+    if record.failure is None or record.max_size is not None:
         return ()
     _, failure = record.failure
     spec = record.header.spec
@@ -90,7 +105,9 @@ def advice(record: Record) -> tuple[str, ...]:
     by_batch = failure.phase not in ("setup", "step", "zero_grad")  # then activations are there
     if by_batch and spec.precision == "fp32" and spec.device != "cpu":
         found.append(f"--precision {_amp(record)}: 16-bit activations, about half their bytes")
-    if by_batch and takes_images(spec):
+    if by_batch and record.axis != "batch" and spec.batch_size > 1:
+        found.append(f"a --batch-size below {spec.batch_size}: activations grow with it")
+    if by_batch and record.axis != "image-size" and takes_images(spec):
         below = f" below {spec.image_size}" if spec.image_size else ""
         found.append(f"a smaller --image-size{below}: activations grow with its square")
     if spec.memory_limit_bytes is not None:
@@ -102,9 +119,10 @@ def advice(record: Record) -> tuple[str, ...]:
     return tuple(found)
 
 
-def after_breaking(broken: Broken) -> str:
+def after_breaking(broken: Broken, axis: str) -> str:
     """What to do about a trial that broke, by its class."""
-    return _AFTER_BREAKING.get(broken.failure, "read its log")
+    most = "--max-batch" if axis == "batch" else "--max"
+    return _AFTER_BREAKING.get(broken.failure, "read its log").format(size=axes.words(axis).size, most=most)
 
 
 def last_broken_folder(record: Record) -> str | None:
@@ -143,11 +161,3 @@ def _larger_card(record: Record) -> str | None:
     have = record.device.total_bytes if record.device else record.capacity_bytes
     larger = [(card.total_bytes, name) for name, card in cards().items() if card.total_bytes >= _LARGER * have]
     return min(larger)[1] if have and larger else None
-
-
-def _exact_size(size: int) -> str:
-    """``size`` as ``--memory-limit`` reads it back, to the byte."""
-    for unit, name in ((GIB, "GiB"), (MIB, "MiB")):
-        if size % unit == 0:
-            return f"{size // unit}{name}"
-    return str(size)

@@ -5,11 +5,14 @@ The object of ``to_json`` (schema 1; bytes are integers, times seconds, what was
     schema             1
     model, device      as asked; "device_label" is the device's own name
     simulated          whether the numbers are of a device that is not there
-    axis               "batch"
-    max_batch          the largest size that was run and fitted; null when none did
+    axis               what was varied: "batch", "seq-len", "image-size" or "model.ARG"
+    step               sizes are multiples of it
+    max_size           the largest size that was run and fitted; null when none did
+    max_batch          the same where the axis is the batch, else null
     proven             both sides of the boundary were run, or the cap fits
     first_failure      the smallest size that ran out of memory; null when none did
-    recommended_batch  leaves the margin free; null when no size that was run does
+    recommended_size   leaves the margin free; null when no size that was run does
+    recommended_batch  the same where the axis is the batch, else null
     capacity_bytes     what the device could give, under the limit asked for
     trials             how many ended each way: {"fit", "oom", "broken"}
     seconds            of all trials together
@@ -22,16 +25,30 @@ The object of ``to_json`` (schema 1; bytes are integers, times seconds, what was
                        of what is reserved)}.  The peaks of an out of memory are how far it came, those of a broken
                        trial 0.  "breakdown" (bytes by kind at the peak) and "holdings" (the
                        most of each kind at any time) hold "weights", "buffers", "gradients", "optimizer",
-                       "activations", "inputs", "workspace"; null when not known
-    law                {"fixed_bytes", "per_sample_bytes", "r_squared", "worst_relative_error", "points_used"}; or null
+                       "activations", "inputs", "workspace"; null when not known.  Beside memory: "tokens_per_second";
+                       "loss_finite", and "numeric" of a loss that was not, {"step" (from 1), "value": "nan" | "inf" |
+                       "-inf"}; "context_bytes" and "host_peak_bytes"; "activity" of the card, {"samples",
+                       "utilization_mean_percent", "utilization_max_percent", "power_mean_w", "power_max_w",
+                       "clock_mean_mhz", "temperature_max_c"}; "fragmentation", {"allocated_bytes", "reserved_bytes",
+                       "unused_bytes", "largest_free_bytes"}, of the fullest end of a forward or a loss; "hours" and
+                       "money" of "cost"
+    law                {"fixed_bytes", "per_sample_bytes", "per_square_bytes" (0 of a line), "floor_bytes" (or null),
+                       "r_squared", "worst_relative_error", "points_used"}; or null
     failure            where first_failure ran out: {"size", "failure", "phase", "step", "operator", "module",
                        "requested_bytes", "free_bytes", "allocated_bytes", "reserved_bytes", "message"}; or null
     broken             why the sweep stopped: {"failure", "reason", "phase", "traceback"}; null when it did not
     finished           nothing is left to run
     prediction_error   (predicted - found) / found of max_batch; or null
     prediction_errors  of the curve's: {"sizes", "median" (of their size), "worst" (signed), "worst_size"}; or null
+    throughput         {"knee", "knee_samples_per_second", "fastest", "fastest_samples_per_second"}, the knee being the
+                       smallest batch within 5 % of the fastest; null where nothing was timed
+    cost               what was asked of a whole training: {"samples", "epochs", "price_per_hour", "currency",
+                       "list_price" (words, where the price is a list's)}; or null
     calibration        what was measured of the card and is used: {"card", "date", "torch", "driver", "outside_bytes",
                        "reserved_offset_bytes"}; or null
+    accumulation       how the effective batch is kept: {"target_batch", "micro_batch", "accumulate", "last" (the last
+                       micro-batch's), "was_run"}; null where none was asked for, or nothing is proven to fit
+    facts              what was done to the model for the choices of its training: sentences
     warnings           sentences
     spec               all that was asked of a trial but its size
     versions           {"sweeper", "python", "torch", "torchvision", "cuda", "driver"}
@@ -49,11 +66,13 @@ from pathlib import Path
 from typing import Any
 
 from sweeper import __version__
+from sweeper.axes import without_size
 from sweeper.cards import Card
 from sweeper.curve import fit_law
 from sweeper.predicting import Forecast
 from sweeper.prediction import PredictedPoint
 from sweeper.record import CurvePoint, Record
+from sweeper.report import costs, measured
 from sweeper.report.words import on_simulated
 from sweeper.wire import to_jsonable
 
@@ -71,12 +90,16 @@ _PREDICTED_KEYS = (
     "predicted_fits", "predicted_allocated_bytes", "predicted_reserved_bytes", "predicted_least_capacity_bytes",
     "prediction_error",
 )  # fmt: skip
+_MEASURED_KEYS = (
+    "tokens_per_second", "loss_finite", "numeric", "context_bytes", "host_peak_bytes", "activity", "fragmentation",
+)  # fmt: skip
 _FAILURE_KEYS = (
     "failure", "phase", "step", "operator", "module",
     "requested_bytes", "free_bytes", "allocated_bytes", "reserved_bytes", "message",
 )  # fmt: skip
 
 CSV_COLUMNS = (*_CURVE_KEYS, "simulated", *(f"{kind}_bytes" for kind in _KINDS), *_PREDICTED_KEYS)
+CSV_COLUMNS += (*measured.CSV_COLUMNS, *costs.CSV_COLUMNS)
 
 
 def to_json(record: Record, folder: Path) -> dict[str, Any]:
@@ -88,25 +111,32 @@ def to_json(record: Record, folder: Path) -> dict[str, Any]:
         "device": spec.device,
         "device_label": device.label if device else None,
         "simulated": on_simulated(record),
-        "axis": record.header.settings.axis,
+        "axis": record.axis,
+        "step": record.header.settings.step,
+        "max_size": record.max_size,
         "max_batch": record.max_batch,
         "proven": record.proven,
         "first_failure": record.first_failure,
+        "recommended_size": record.recommended_size,
         "recommended_batch": record.recommended_batch,
         "capacity_bytes": record.capacity_bytes,
         "trials": record.counts,
         "seconds": record.seconds,
         "prediction": guess and {"max_batch": guess.max_batch, "peak_bytes_at_max": guess.peak_bytes_at_max},
-        "curve": [_point(point) for point in record.curve],
+        "curve": [_point(point) | _cost(record, point) for point in record.curve],
         "law": record.law,
         "failure": _failure(record),
         "broken": _broken(record),
         "finished": record.broken is None and record.next_trial() is None,
         "prediction_error": record.prediction_error,
         "prediction_errors": record.prediction_errors,
+        "throughput": record.throughput,
+        "cost": costs.in_json(record),
         "calibration": _calibration(record.card or spec.card),
+        "accumulation": record.split,
+        "facts": record.facts,
         "warnings": record.warnings,
-        "spec": {f.name: getattr(spec, f.name) for f in fields(spec) if f.name != "batch_size"},
+        "spec": without_size(spec, record.axis),
         "versions": {
             "sweeper": record.header.sweeper,
             "python": record.header.python,
@@ -148,9 +178,12 @@ def forecast_to_json(found: Forecast) -> dict[str, Any]:
         "predicted": True,
         "card": found.card.name,
         "axis": "batch",
+        "step": 1,
+        "max_size": found.max_batch,
         "max_batch": found.max_batch,
         "proven": False,
         "first_failure": found.first_failure,
+        "recommended_size": None,
         "recommended_batch": None,
         "capacity_bytes": found.capacity_bytes,
         "trials": {"fit": 0, "oom": 0, "broken": 0},
@@ -170,10 +203,14 @@ def forecast_to_json(found: Forecast) -> dict[str, Any]:
         "finished": True,
         "prediction_error": None,
         "prediction_errors": None,
+        "throughput": None,
+        "cost": None,
         "calibration": _calibration(found.card),
+        "accumulation": None,
+        "facts": (),
         "warnings": (),
         "notes": found.notes,
-        "spec": {f.name: getattr(spec, f.name) for f in fields(spec) if f.name != "batch_size"},
+        "spec": without_size(spec, "batch"),
         "versions": {
             "sweeper": __version__,
             "python": platform.python_version(),
@@ -194,7 +231,7 @@ def forecasts_to_json(found: Sequence[Forecast]) -> dict[str, Any]:
 
 def _predicted_point(point: PredictedPoint, found: Forecast) -> dict[str, Any]:
     return {
-        **dict.fromkeys((*_CURVE_KEYS, *_PREDICTED_KEYS)),
+        **dict.fromkeys((*_CURVE_KEYS, *_PREDICTED_KEYS, *_MEASURED_KEYS, *costs.CSV_COLUMNS)),
         "size": point.size,
         "outcome": "fit" if point.size in found.fitting else "oom",
         "trials": 0,
@@ -214,7 +251,8 @@ def curve_csv(record: Record) -> str:
         shares = [getattr(point.breakdown, kind, None) for kind in _KINDS]
         simulated = "true" if on_simulated(record) else "false"
         predicted = ("" if value is None else str(value).lower() for value in _beside(point).values())
-        writer.writerow([*(getattr(point, key) for key in _CURVE_KEYS), simulated, *shares, *predicted])
+        row = [*(getattr(point, key) for key in _CURVE_KEYS), simulated, *shares, *predicted]
+        writer.writerow([*row, *measured.cells(point), *costs.cells(record, point)])
     return text.getvalue()
 
 
@@ -223,7 +261,11 @@ def _point(point: CurvePoint) -> dict[str, Any]:
     for name in ("breakdown", "holdings"):
         held = getattr(point, name)
         body[name] = held and {kind: getattr(held, kind) for kind in _KINDS}
-    return body | _beside(point)
+    return body | _beside(point) | measured.in_json(point)
+
+
+def _cost(record: Record, point: CurvePoint) -> dict[str, Any]:
+    return dict(zip(costs.CSV_COLUMNS, costs.cells(record, point), strict=True))
 
 
 def _beside(point: CurvePoint) -> dict[str, Any]:

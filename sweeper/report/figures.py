@@ -1,4 +1,4 @@
-"""The run drawn: memory against batch, memory by kind, samples a second.  Returns Figures; ``render`` makes bytes.
+"""The run drawn: memory against size, memory by kind, samples a second.  Returns Figures; ``render`` makes bytes.
 
 They share the page that ``page`` makes.  Every series has a marker, a line style or a hatch of its own besides its
 colour, so it survives a printer.  matplotlib is imported on first use: it takes a few tenths of a second.
@@ -6,9 +6,10 @@ colour, so it survives a printer.  matplotlib is imported on first use: it takes
 
 from typing import TYPE_CHECKING
 
-from sweeper import curve
+from sweeper import axes as axes_of
 from sweeper.record import CurvePoint, Record
 from sweeper.report import words
+from sweeper.report.job import described
 from sweeper.report.page import (
     BLACK,
     BLUE,
@@ -32,12 +33,14 @@ if TYPE_CHECKING:
 __all__ = ["breakdown", "memory", "render", "throughput"]
 
 _LINE_LENGTH = 82  # characters that fit above the axes
+_LEAST_LABEL = 30  # of them for the device
+_LAW_POINTS = 60  # pieces of a curved law
 # Above this share of the capacity an out of memory is drawn at the edge: a request may be any number of times the card.
 _HIGHEST = 1.2
 
 
 def memory(record: Record) -> "Figure":
-    """Batch against peak MiB: what was measured, what was predicted, where it ran out."""
+    """Size against peak MiB: what was measured, what was predicted, where it ran out."""
     with house_style():
         figure, axes = _page(record, words.law(record))
         _measured(axes, record)
@@ -47,7 +50,7 @@ def memory(record: Record) -> "Figure":
         axes.set_ylim(0, _tallest(record, failed))
         _capacity_line(axes, record)
         _name_the_boundary(axes, record)
-        axes.set_xlabel("batch size")
+        axes.set_xlabel(_size_label(record))
         axes.set_ylabel("peak memory [MiB]")
         legend(figure, axes)
         return figure
@@ -73,7 +76,7 @@ def breakdown(record: Record) -> "Figure | None":
         axes.set_xlim(-0.6, len(points) - 0.4)
         axes.set_ylim(0, 1.08 * _ceiling(record, max(base)))
         _capacity_line(axes, record)
-        axes.set_xlabel("batch size")
+        axes.set_xlabel(_size_label(record))
         axes.set_ylabel("allocated [MiB]")
         legend(figure, axes)
         return figure
@@ -85,7 +88,8 @@ def throughput(record: Record) -> "Figure | None":
     if not timed:
         return None
     with house_style():
-        knee = curve.knee(timed)
+        # A longer sequence is more work a sample, so along another axis the fastest is the smallest.
+        knee = record.throughput.knee if record.throughput and record.axis == "batch" else None
         caption = f"batch {knee} is the smallest within 5 % of the fastest" if knee is not None else None
         figure, axes = _page(record, caption)
         axes.plot(list(timed), list(timed.values()), color=BLUE, marker="o", label="samples a second")
@@ -93,7 +97,7 @@ def throughput(record: Record) -> "Figure | None":
             axes.axvline(knee, color=VERMILLION, linestyle=":", label=f"knee: {knee:,}")
         axes.set_xlim(0, 1.05 * max(timed))
         axes.set_ylim(0, 1.15 * max(timed.values()))
-        axes.set_xlabel("batch size")
+        axes.set_xlabel(_size_label(record))
         axes.set_ylabel("samples / s")
         legend(figure, axes)
         return figure
@@ -108,10 +112,15 @@ def _page(record: Record, caption: str | None) -> "tuple[Figure, Axes]":
 
 
 def _subject(record: Record) -> str:
-    spec = record.header.spec
-    how = spec.mode if spec.mode != "train" else spec.optimizer
-    left = f"{shorten(spec.model, _LINE_LENGTH // 2 - 8)}, {spec.precision}, {how}, on "
-    return left + shorten(words.device_label(record), _LINE_LENGTH - len(left))
+    model, *choices = described(record.header.spec, record.axis)
+    how = ", ".join(word for word in choices if word != "train")
+    left = f"{shorten(model, _LINE_LENGTH // 2 - 8)}, {shorten(how, _LINE_LENGTH // 2)}, on "
+    return left + shorten(words.device_label(record), max(_LEAST_LABEL, _LINE_LENGTH - len(left)))
+
+
+def _size_label(record: Record) -> str:
+    label = axes_of.words(record.axis).label
+    return label if record.axis == "batch" else f"{label}, at batch {record.header.spec.batch_size}"
 
 
 # -- memory -----------------------------------------------------------------------------------------------------
@@ -127,17 +136,34 @@ def _measured(axes: "Axes", record: Record) -> None:
         return
     sizes = [point.size for point in points]
     reserved = [point.peak_reserved_bytes / MIB for point in points]
+    # Straight lines between few points would be taken for what lies between; the law is drawn there instead.
+    joined = not _law_curve(axes, record, sizes[0], sizes[-1])
     if record.header.spec.device == "cpu":
-        axes.plot(sizes, reserved, color=BLUE, marker="o", label="resident")
+        axes.plot(sizes, reserved, color=BLUE, marker="o", linestyle="-" if joined else "none", label="resident")
         return
     allocated = [point.peak_allocated_bytes / MIB for point in points]
     axes.plot(
-        sizes, reserved, color=ORANGE, marker="s", markersize=7, markerfacecolor="white", linewidth=2, label="reserved"
+        sizes, reserved, color=ORANGE, marker="s", markersize=7, markerfacecolor="white", linewidth=2,
+        linestyle="-" if joined else "none", label="reserved",
+    )  # fmt: skip
+    axes.plot(
+        sizes, allocated, color=BLUE, marker="o", markersize=4, linestyle=":" if joined else "none", label="allocated"
     )
-    axes.plot(sizes, allocated, color=BLUE, marker="o", markersize=4, linestyle=":", label="allocated")
     seen = [(p.size, p.process_bytes / MIB) for p in points if p.process_bytes is not None]
     if seen:
         axes.plot(*zip(*seen, strict=True), color="#777777", marker="^", linestyle="-.", label="process, with context")
+
+
+def _law_curve(axes: "Axes", record: Record, least: int, most: int) -> bool:
+    """Draw the law of the peaks where it is curved; says whether it was."""
+    law = record.law
+    if law is None or not law.per_square_bytes or most - least < 2:
+        return False
+    sizes = sorted({least + round(share * (most - least) / _LAW_POINTS) for share in range(_LAW_POINTS + 1)})
+    peaks = [law.peak_bytes(size) / MIB for size in sizes]
+    label = f"law of the {words.allocated_word(record)}"
+    axes.plot(sizes, peaks, color=BLUE, linestyle=":", linewidth=1.4, label=label)
+    return True
 
 
 def _predicted(axes: "Axes", record: Record) -> None:
@@ -195,7 +221,7 @@ def _needed(failure: OutOfMemory, capacity: int) -> float:
 
 def _name_the_boundary(axes: "Axes", record: Record) -> None:
     """An arrow to the largest size that fits, from below where the curve is high there, else from above."""
-    best = next((p for p in _fits(record) if p.size == record.max_batch), None)
+    best = next((p for p in _fits(record) if p.size == record.max_size), None)
     if best is None or record.broken is not None:
         return
     height = best.peak_reserved_bytes / MIB

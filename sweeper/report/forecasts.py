@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sweeper import __version__, calibration
+from sweeper.boundary import Frontier
 from sweeper.predicting import Forecast
 from sweeper.prediction import PredictedPoint
 from sweeper.report import words
 from sweeper.report.commands import sweep_command
+from sweeper.report.job import described
 from sweeper.report.table import Column, lay_out
 from sweeper.report.terminal import LABEL_WIDTH, Ink, capital, fill, labelled, percent
 from sweeper.report.words import Statement
@@ -68,14 +70,9 @@ def comparison(found: Sequence[Forecast], *, color: bool, width: int = 100) -> s
 # -- the parts of a summary -------------------------------------------------------------------------------------
 
 
-def job(found: Forecast) -> str:
+def job(found: Forecast | Frontier) -> str:
     """What is trained, and how: ``resnet50, train, amp-bf16, sgd``."""
-    spec = found.spec
-    arguments = (f"{name}={value}" for name, value in spec.model_args.items())
-    parts = [spec.model, *arguments, spec.mode, spec.precision, *([spec.optimizer] if spec.mode == "train" else [])]
-    if spec.image_size is not None:
-        parts.append(f"{spec.image_size} pixels")
-    return words.printable(", ".join(parts))
+    return words.printable(", ".join(described(found.spec)))
 
 
 def card(found: Forecast) -> str:

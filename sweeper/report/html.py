@@ -4,8 +4,10 @@ import base64
 from html import escape
 from pathlib import Path
 
+from sweeper import axes
 from sweeper.record import Record
 from sweeper.report import figures, words
+from sweeper.report.job import described
 from sweeper.report.text import columns
 
 __all__ = ["short_form"]
@@ -16,8 +18,9 @@ _OUT_OF_MEMORY = "color:#B3261E;font-weight:bold"
 
 def short_form(record: Record, folder: Path) -> str:
     """Return one ``<div>``; every name and message in it is escaped."""
-    spec, device = record.header.spec, words.device_label(record)
-    title = escape(f"{words.printable(spec.model)} ({spec.precision}, {spec.mode}) on {device}")
+    model, *choices = described(record.header.spec, record.axis)
+    how, device = ", ".join(choices), words.device_label(record)
+    title = escape(f"{words.printable(f'{model} ({how})')} on {device}")
     lines = [f"<p><strong>{escape(words.answer(record).text)}</strong><br>{title}</p>"]
     if proof := words.proof(record):
         lines.append(f"<p>{escape(proof)}</p>")
@@ -27,7 +30,8 @@ def short_form(record: Record, folder: Path) -> str:
     if notes:
         lines.append(f"<ul>{''.join(notes)}</ul>")
     image = base64.b64encode(figures.render(figures.memory(record), "png", dpi=110)).decode()
-    alt = escape(f"peak memory against batch size: {words.headline(record)}", quote=True)
+    label = axes.words(record.axis).label
+    alt = escape(f"peak memory against {words.printable(label)}: {words.headline(record)}", quote=True)
     lines.append(f'<img alt="{alt}" style="max-width:100%" src="data:image/png;base64,{image}">')
     lines.append(f"<p>{escape(words.printable(str(folder)))}</p>")
     return "<div>\n" + "\n".join(lines) + "\n</div>"

@@ -7,10 +7,12 @@ for characters that a terminal acts on.  Colour is added last, by whole line, an
 from collections.abc import Sequence
 from pathlib import Path
 
+from sweeper import axes
 from sweeper.prediction import Prediction
 from sweeper.record import CurvePoint, Record, TrialRecord
-from sweeper.report import words
+from sweeper.report import costs, measured, words
 from sweeper.report.commands import last_broken_folder, next_commands
+from sweeper.report.job import described
 from sweeper.report.table import Column, Layout, lay_out
 from sweeper.report.terminal import LABEL_WIDTH, Ink, capital, fill, labelled, percent
 from sweeper.trial import Broken, DeviceReport, Fit, OutOfMemory
@@ -53,7 +55,8 @@ def trial_line(record: Record, trial: TrialRecord) -> str:
         case Broken() as broken:
             verdict, detail = "broke", f"{broken.failure.replace('_', ' ')}: {words.printable(broken.reason)}"
     why = f"{trial.purpose}, {format_bytes(trial.withheld_bytes)} withheld" if trial.withheld_bytes else trial.purpose
-    line = f"{trial.number:>4}  batch {trial.size:<6} {verdict:<14} {detail}  [{why}, {trial.seconds:.1f} s]"
+    size = f"{axes.words(record.axis).size} {trial.size:<6}"
+    line = f"{trial.number:>4}  {size} {verdict:<14} {detail}  [{why}, {trial.seconds:.1f} s]"
     return words.said(record, line)
 
 
@@ -76,7 +79,7 @@ def columns(record: Record) -> list[Column]:
     outcome = "outcome\n(simulated)" if words.on_simulated(record) else "outcome"
     reserved = "peak MiB\nresident" if on_cpu else "peak MiB\nreserved"
     found = [
-        Column(heading="batch", cells=tuple(str(p.size) for p in curve)),
+        Column(heading=axes.words(record.axis).heading, cells=tuple(str(p.size) for p in curve)),
         Column(heading=outcome, cells=tuple(_outcome(record, p) for p in curve), left=True),
         Column(heading=reserved, cells=tuple(_peak(p, p.peak_reserved_bytes) for p in curve)),
         Column(heading="of capacity\n%", cells=tuple(_share(p, capacity) for p in curve), importance=1),
@@ -95,7 +98,7 @@ def columns(record: Record) -> list[Column]:
     if any(p.samples_per_second is not None for p in curve):
         cells = tuple("-" if p.samples_per_second is None else f"{p.samples_per_second:,.1f}" for p in curve)
         found.append(Column(heading="samples/s", cells=cells, importance=2))
-    return found
+    return [*found, *measured.columns(curve), *costs.columns(record)]
 
 
 def _predicted_columns(curve: Sequence[CurvePoint]) -> list[Column]:
@@ -110,15 +113,9 @@ def _predicted_columns(curve: Sequence[CurvePoint]) -> list[Column]:
 
 
 def _heading(record: Record, width: int) -> str:
-    spec = record.header.spec
-    arguments = (words.printable(f"{name}={value}") for name, value in spec.model_args.items())
-    parts = [words.printable(spec.model), *arguments, spec.mode, spec.precision]
-    if spec.mode == "train":
-        parts.append(spec.optimizer)
-    if spec.image_size is not None:
-        parts.append(f"{spec.image_size} pixels")
+    job = words.printable(", ".join(described(record.header.spec, record.axis)))
     capacity = f", capacity {format_bytes(record.capacity_bytes)}" if record.capacity_bytes else ""
-    return fill(f"{', '.join(parts)}, on {words.device_label(record)}{capacity}", width)
+    return fill(f"{job}, on {words.device_label(record)}{capacity}", width)
 
 
 def _table(record: Record, ink: Ink, width: int) -> str:

@@ -10,9 +10,11 @@ been enough and were refused all the same; which tensors lie in between, only a 
 from dataclasses import dataclass
 from typing import Literal
 
+from sweeper import axes
 from sweeper import calibration as calibrations
 from sweeper.prediction import PredictedFailure
 from sweeper.record import Record
+from sweeper.report import costs, laws, measured
 from sweeper.report.commands import advice, after_breaking, takes_images
 from sweeper.trial import Broken, Fit, OutOfMemory
 from sweeper.units import format_bytes
@@ -20,6 +22,7 @@ from sweeper.units import format_bytes
 __all__ = [
     "Statement",
     "answer",
+    "axis",
     "device_label",
     "headline",
     "law",
@@ -28,13 +31,11 @@ __all__ = [
     "proof",
     "statements",
     "times_run",
+    "unit_of",
     "where",
 ]
 
 Tone = Literal["plain", "good", "bad", "warning"]
-
-# A line that misses a point by more than this is no law.
-_POOR_FIT = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +52,19 @@ def statements(record: Record) -> list[Statement]:
     found = [
         Statement("ran out", ran_out(record) or "", "bad"),
         Statement("why", shortage(record) or ""),
-        Statement("do next", after_breaking(record.broken) if record.broken else ""),
+        Statement("do next", after_breaking(record.broken, record.axis) if record.broken else ""),
         *(Statement("would help", text) for text in advice(record)),
+        Statement("axis", axis(record) or ""),
         Statement("memory", law(record) or ""),
         Statement("recommended", recommended(record) or ""),
+        Statement("accumulate", effective_batch(record) or ""),
         Statement("not tried", not_tried(record) or ""),
+        *(Statement(label, said(record, text)) for label, text in measured.sentences(record)),
+        Statement("cost", costs.sentence(record) or ""),
         Statement("context", context(record) or ""),
         Statement("calibration", calibration(record) or ""),
         Statement("prediction", prediction(record) or ""),
+        *(Statement("model", said(record, text)) for text in record.facts),
         *(Statement("warning", said(record, text), "warning") for text in record.warnings),
     ]
     return [statement for statement in found if statement.text]
@@ -69,7 +75,7 @@ def statements(record: Record) -> list[Statement]:
 
 def headline(record: Record) -> str:
     """The answer in a few words, for a title: ``327 fits, 328 does not``."""
-    best, failing = record.max_batch, record.first_failure
+    best, failing = record.max_size, record.first_failure
     if record.broken is not None:
         return f"stopped ({record.broken.failure.replace('_', ' ')})"
     if _is_open(record):
@@ -83,26 +89,28 @@ def headline(record: Record) -> str:
 
 def answer(record: Record) -> Statement:
     """The answer in one sentence."""
-    settings, best, failing = record.header.settings, record.max_batch, record.first_failure
+    settings, best, failing = record.header.settings, record.max_size, record.first_failure
+    name, unit = axes.words(record.axis), unit_of(record)
     if record.broken is not None:
         known = "after the boundary was proven" if record.proven else "and the boundary is not known"
         text = f"the sweep stopped, {known}: {printable(record.broken.reason)}"
         return Statement("stopped", said(record, text), "bad")
     if _is_open(record):
-        sofar = f"; so far {best} fits" if best is not None else ""
+        sofar = f"; so far {best}{unit} fits" if best is not None else ""
         text = f"unfinished: {_count(len(record.trials), 'trial')} done{sofar}"
         return Statement("unfinished", said(record, text), "warning")
     if best is None:
         smallest = "the smallest listed" if settings.sizes else "the smallest allowed"
         where = "" if failing == 1 and not settings.sizes else f", {smallest},"
-        text = f"nothing fits: batch {failing}{where} ran out of memory{_place(record)}"
+        text = f"nothing fits: {name.size} {failing}{where} ran out of memory{_place(record)}"
         return Statement("answer", said(record, text), "bad")
     if settings.sizes:
         text = f"largest listed batch that fits: {best}"
     elif failing is None:
-        text = f"{best} fits (the cap); raise --max-batch to find the limit"
+        most = "--max-batch" if record.axis == "batch" else "--max"
+        text = f"{best}{unit} fits (the cap); raise {most} to find the limit"
     else:
-        text = f"largest batch that fits: {best}"
+        text = f"{name.largest} that fits: {best}{unit}"
     return Statement("answer", said(record, text), "good")
 
 
@@ -116,13 +124,14 @@ def times_run(record: Record, size: int) -> int:
 def proof(record: Record) -> str | None:
     """What was run on each side of the answer."""
     parts = []
-    if (best := record.max_batch) is not None:
+    step = record.header.settings.step
+    if (best := record.max_size) is not None:
         parts.append(f"{best} ran and fitted {_times(times_run(record, best))}")
     if (failing := record.first_failure) is not None and best is not None:
         parts.append(f"{failing} ran out of memory{'' if (n := times_run(record, failing)) == 1 else f' {_times(n)}'}")
-        if failing > best + 1 and record.broken is None:
-            untested = f"{best + 1}" if failing == best + 2 else f"{best + 1} to {failing - 1}"
-            parts.append(f"{untested} untested")
+        if failing > best + step and record.broken is None:
+            least, most = best + step, failing - step
+            parts.append(f"{least} untested" if least == most else f"{least} to {most} untested")
     return said(record, "; ".join(parts)) if parts else None
 
 
@@ -140,19 +149,25 @@ def not_tried(record: Record) -> str | None:
 
 
 def law(record: Record) -> str | None:
-    """The line through the measured peaks, and how far to believe it."""
-    found = record.law
+    """The line or curve through the measured peaks, and how far to believe it."""
+    found, peak = record.law, f"peak {allocated_word(record)}"
     if found is None:
         return None
-    noun = "image" if takes_images(record.header.spec) else "sample"
-    slope, fixed = format_bytes(round(found.per_sample_bytes)), format_bytes(abs(round(found.fixed_bytes)))
-    line = f"{fixed} + {slope} per {noun}" if found.fixed_bytes >= 0 else f"{slope} per {noun} - {fixed}"
-    if found.floor_bytes is not None:
-        line += f", and at least {format_bytes(found.floor_bytes)}"
-    trust = f"R2 {found.r_squared:.4f}, within {100 * found.worst_relative_error:.1f} % of every measured point"
-    if found.worst_relative_error > _POOR_FIT:
-        trust += ", so it is no straight line: go by the table"
-    return said(record, f"peak {allocated_word(record)} = {line} ({trust})")
+    noun = axes.words(record.axis).noun
+    if record.axis == "batch" and takes_images(record.header.spec):
+        noun = "image"
+    return said(record, laws.sentence(found, record.axis, noun=noun, peak=peak))
+
+
+def axis(record: Record) -> str | None:
+    """Which sizes there were to choose from, where they are not all batches; and what was held."""
+    settings, spec, name = record.header.settings, record.header.spec, axes.words(record.axis)
+    parts = [] if settings.step == 1 else [f"{name.size} in multiples of {settings.step} (--step)"]
+    if record.axis != "batch":
+        parts.append(f"at batch {spec.batch_size}")
+    if (argument := settings.positions_argument) is not None:
+        parts.append(f"the model built with {argument}={spec.model_args[argument]} in every trial")
+    return ", ".join(parts) or None
 
 
 def ran_out(record: Record) -> str | None:
@@ -162,7 +177,8 @@ def ran_out(record: Record) -> str | None:
     size, failure = record.failure
     step = "step" if record.header.spec.mode == "inference" else "training step"
     said_more = "".join(f"; {printable(note)}" for note in failure.notes)
-    return said(record, f"batch {size}{where(failure)}, {step} {failure.step + 1}: {_asked(failure)}{said_more}")
+    name = axes.words(record.axis).size
+    return said(record, f"{name} {size}{where(failure)}, {step} {failure.step + 1}: {_asked(failure)}{said_more}")
 
 
 def shortage(record: Record) -> str | None:
@@ -190,16 +206,16 @@ def shortage(record: Record) -> str | None:
 
 
 def recommended(record: Record) -> str | None:
-    """The batch to train with, and why that one."""
-    settings, size = record.header.settings, record.recommended_batch
+    """The batch to train with, or the size along another axis, and why that one."""
+    settings, size, name = record.header.settings, record.recommended_size, axes.words(record.axis).size
     if record.broken is not None or record.next_trial() is not None:
         return None
     margin = f"{100 * settings.margin:g} % of the capacity"
     if size is None:
-        if record.max_batch is None or settings.sizes:
+        if record.max_size is None or settings.sizes:
             return None
         multiple = f" and is a multiple of {settings.round_to}" if settings.round_to else ""
-        return said(record, f"none: no batch that was run does without {margin}{multiple} (--margin)")
+        return said(record, f"none: no {name} that was run does without {margin}{multiple} (--margin)")
     if not settings.margin:
         why = "fits (--margin 0)"
     elif any(trial.size == size and trial.withheld_bytes for trial in record.trials):
@@ -208,7 +224,26 @@ def recommended(record: Record) -> str | None:
         why = f"never took the last {margin} (--margin)"
     if settings.round_to:
         why += f", a multiple of {settings.round_to} (--round-to)"
-    return said(record, f"batch {size}: {why}")
+    return said(record, f"{name} {size}: {why}")
+
+
+def effective_batch(record: Record) -> str | None:
+    """How the effective batch is made of micro-batches that fit, and what of that was run."""
+    found = record.split
+    if found is None:
+        return None
+    if found.accumulate == 1:
+        return said(record, f"none: an effective batch of {found.target_batch} fits as it is")
+    made = f"{found.micro_batch} x {found.accumulate}"
+    if found.last != found.micro_batch:
+        made = f"{found.micro_batch} x {found.accumulate - 1} + {found.last}"
+    run = "ran" if found.was_run else f"was not run itself, {record.max_batch} was"
+    text = (
+        f"an effective batch of {found.target_batch} is {made}: --batch-size {found.micro_batch} "
+        f"--accumulate {found.accumulate} ({found.micro_batch} {run}; "
+        "trials kept the gradients of one micro-batch while the next ran)"
+    )
+    return said(record, text)
 
 
 def context(record: Record) -> str | None:
@@ -233,6 +268,10 @@ def prediction(record: Record) -> str | None:
 
     A simulated device is the prediction, so there only a difference is worth a word, and there should be none.
     """
+    if record.axis != "batch":
+        if not record.header.settings.predict or on_simulated(record):
+            return None
+        return "none: only along the batch is a sweep predicted; --device sim:CARD simulates this one"
     if (errors := record.prediction_errors) is not None:
         text = (
             f"predicted against measured: median {100 * errors.median:.1f} %, "
@@ -256,6 +295,12 @@ def prediction(record: Record) -> str | None:
 # -- words for parts --------------------------------------------------------------------------------------------
 
 
+def unit_of(record: Record) -> str:
+    """What follows the answer: `` tokens``; nothing for a batch."""
+    unit = axes.words(record.axis).unit
+    return f" {unit}" if unit else ""
+
+
 def on_simulated(record: Record) -> bool:
     if record.device is not None:
         return record.device.simulated
@@ -274,7 +319,7 @@ def device_label(record: Record) -> str:
 
 
 def allocated_word(record: Record) -> str:
-    """What grows in a straight line with the batch; on the CPU the one peak there is."""
+    """What grows steadily with the size; on the CPU the one peak there is."""
     return "resident" if record.header.spec.device == "cpu" else "allocated"
 
 

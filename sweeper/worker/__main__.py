@@ -8,8 +8,8 @@
     Exits     0                     result.json is there, whatever it says
               anything else         no result; the driver reads the exit code
 
-``python -m sweeper.worker --host FD``: imports torch once, then forks one fresh process a request.  FD is a connected
-stream socket that carries one JSON object a line:
+``python -m sweeper.worker --host FD [MODULE ...]``: imports torch once, and each MODULE that can be, then forks one
+fresh process a request.  FD is a connected stream socket that carries one JSON object a line:
 
     host      {"ready": PID}                            torch is imported
     driver    {"run": FOLDER}                           an absolute path; one at a time
@@ -25,7 +25,7 @@ import os
 import sys
 from pathlib import Path
 
-USAGE = "usage: python -m sweeper.worker FOLDER | --host FD"
+USAGE = "usage: python -m sweeper.worker FOLDER | --host FD [MODULE ...]"
 
 
 def main(arguments: list[str]) -> int:
@@ -34,10 +34,10 @@ def main(arguments: list[str]) -> int:
     here = str(Path.cwd())
     sys.path[:] = [entry for entry in sys.path if entry not in ("", here)] if _installed() else sys.path
     match arguments:
-        case ["--host", descriptor] if descriptor.isdigit():
+        case ["--host", descriptor, *modules] if descriptor.isdigit():
             from sweeper.worker.host import serve
 
-            serve(int(descriptor))
+            serve(int(descriptor), modules)
             return 0
         case [folder] if not folder.startswith("-"):
             from sweeper.worker.host import die_with_parent

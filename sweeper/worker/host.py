@@ -1,4 +1,4 @@
-"""The host: imports torch once, then forks a fresh process for each request.
+"""The host: imports torch, and the library of the run's model, once; then forks a fresh process for each request.
 
 Importing torch takes seconds and forking a process that has it takes milliseconds.  The child is as good as a new
 interpreter as long as the host has not touched what a fork cannot carry: a CUDA context, and the threads of a parallel
@@ -12,12 +12,14 @@ the end of the child, which arrives as a byte in a pipe (``signal.set_wakeup_fd`
 import contextlib
 import ctypes
 import gc
+import importlib
 import json
 import os
 import select
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -32,11 +34,11 @@ _PR_SET_CHILD_SUBREAPER = 36  # prctl(2): orphaned descendants become children o
 _DRIVER_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/render")
 
 
-def serve(descriptor: int) -> None:
-    """Answer the driver on the socket ``descriptor`` until it closes."""
+def serve(descriptor: int, modules: Sequence[str] = ()) -> None:
+    """Answer the driver on the socket ``descriptor`` until it closes, having imported ``modules`` too."""
     channel = socket.socket(fileno=descriptor)
     channel.set_inheritable(False)
-    _import_once()
+    _import_once(modules)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     # What is imported is never collected, and not moving it keeps its pages shared with the children.
     gc.collect()
@@ -44,7 +46,7 @@ def serve(descriptor: int) -> None:
     Host(channel).run()
 
 
-def _import_once() -> None:
+def _import_once(modules: Sequence[str]) -> None:
     import torch
     import torchvision  # noqa: F401
 
@@ -52,6 +54,10 @@ def _import_once() -> None:
     import sweeper.worker.devices.simulated
     import sweeper.worker.trial  # noqa: F401
 
+    for module in modules:
+        # One that is not there, or does not import, is said by the child, which needs it for what it was asked.
+        with contextlib.suppress(Exception):
+            importlib.import_module(module)
     if torch.cuda.is_initialized():
         raise RuntimeError("importing torch has created a CUDA context; use --isolation spawn")
 

@@ -2,50 +2,68 @@
 
 One training step is, in this order: the batch moves to the device, forward, loss, backward, optimizer step, zero_grad.
 As in an ordinary loop, the outputs, the loss and the batch stay referenced until the next step overwrites them, and
-one autocast context covers forward and loss.  An inference step is the batch and the forward, without gradients.
+one autocast context covers forward and loss.  With accumulation all but the last two come once for each of the step's
+batches, whose gradients add up.  An inference step is the batch and the forward, without gradients.  A step of the
+user's own takes the place of all after the batch (``own_step``).
 """
 
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
 from sweeper.trial import TrialSpec
-from sweeper.worker.devices import Device, map_tensors
+from sweeper.worker.altering import altered
+from sweeper.worker.attention_choice import choosing
+from sweeper.worker.compiling import compile_model
+from sweeper.worker.devices import Device
 from sweeper.worker.meter import KindSizes, Meter, ModuleTrail
+from sweeper.worker.optimizers import make_optimizer
+from sweeper.worker.own_step import check_own, make_own_optimizer, own_step
+from sweeper.worker.precision import batch_in, flags_of, model_in
 from sweeper.worker.workload import Batch, Workload
 
 __all__ = ["train"]
-
-_OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
-    "sgd": torch.optim.SGD,
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-}
-LEARNING_RATE = 1e-3
 
 
 def train(spec: TrialSpec, workload: Workload, device: Device, meter: Meter) -> None:
     """Run ``spec.steps`` steps of ``workload`` on ``device``, measured by ``meter``."""
     training = spec.mode == "train"
+    check_own(spec, workload)
+    with device.build_context():
+        workload, meter.facts = altered(workload, spec)
     with meter.phase("setup", 0):
-        model = device.place(_in_precision(workload.model, spec))
+        model = device.place(model_in(workload.model, spec.precision))
         model.train(training)
-        trainable = [p for p in model.parameters() if p.requires_grad]
-        optimizer = _OPTIMIZERS[spec.optimizer](trainable, lr=LEARNING_RATE) if training and trainable else None
+        optimizer = _optimizer(spec, workload, model, device) if training else None
+        if spec.compile:
+            compile_model(model)
         if not device.simulated:
             meter.kinds = KindSizes(model, optimizer)
-            meter.trail = ModuleTrail(model)
-    if training:
-        run_step = _training_step(spec, workload, model, optimizer, device, meter)
-    else:
+            # Hooks of every module would be compiled with it, and its forward runs no module by itself.
+            meter.trail = None if spec.compile else ModuleTrail(model)
+    if not training:
         run_step = _inference_step(spec, workload, model, device, meter)
+    elif workload.train_step is not None:
+        run_step = own_step(spec, workload, model, optimizer, device, meter)
+    else:
+        run_step = _training_step(spec, workload, model, optimizer, device, meter)
     with meter.phase("inputs", 0), device.build_context():
-        batch = _in_precision_batch(workload.make_batch(spec.batch_size), spec)
-    with meter.trail.followed() if meter.trail else nullcontext():
+        batch = batch_in(workload.make_batch(spec.batch_size), spec.precision)
+    with flags_of(spec.precision), choosing(spec.attention), meter.trail.followed() if meter.trail else nullcontext():
         _run_steps(spec, run_step, batch, device, meter)
+
+
+def _optimizer(spec: TrialSpec, workload: Workload, model: nn.Module, device: Device) -> torch.optim.Optimizer | None:
+    if workload.optimizer is not None:
+        optimizer: torch.optim.Optimizer | None = make_own_optimizer(spec, workload, model)
+    else:
+        optimizer = make_optimizer(spec, model.parameters(), device)
+    if optimizer is not None:
+        device.place_optimizer(optimizer)
+    return optimizer
 
 
 def _run_steps(
@@ -55,12 +73,16 @@ def _run_steps(
     device: Device,
     meter: Meter,
 ) -> None:
-    for step in range(spec.steps):
-        began = device.seconds()
-        loss = run_step(step, batch)
-        ended = device.seconds()
-        seconds = ended - began if began is not None and ended is not None else None
-        meter.end_step(seconds=seconds, loss=device.loss_value(loss) if loss is not None else None)
+    with ExitStack() as watching:
+        for step in range(spec.steps):
+            if step == 1:  # the first loads kernels
+                watching.enter_context(meter.watching_the_card())
+            began = device.seconds()
+            loss = run_step(step, batch)
+            ended = device.seconds()
+            seconds = ended - began if began is not None and ended is not None else None
+            value = device.loss_value(loss) if loss is not None else None
+            meter.end_step(seconds=seconds, loss=None if value is None else value * spec.accumulate)
 
 
 def _training_step(
@@ -75,7 +97,7 @@ def _training_step(
     # Kept between steps as the local variables of an ordinary loop are.
     alive: dict[str, Any] = {}
 
-    def run(step: int, batch: Batch) -> torch.Tensor:
+    def accumulate(step: int, batch: Batch) -> torch.Tensor:
         with meter.phase("inputs", step):
             alive["batch"] = device.place_batch(batch)
             inputs, targets = alive["batch"]
@@ -85,9 +107,15 @@ def _training_step(
             with meter.phase("forward", step):
                 alive["outputs"] = workload.forward(model, inputs)
             with meter.phase("loss", step):
-                loss = alive["loss"] = workload.loss(alive["outputs"], targets)
+                loss = workload.loss(alive["outputs"], targets)
+                loss = alive["loss"] = loss / spec.accumulate if spec.accumulate > 1 else loss
         with meter.phase("backward", step):
             scaler.scale(loss).backward()
+        return loss
+
+    def run(step: int, batch: Batch) -> torch.Tensor:
+        for _ in range(spec.accumulate):
+            loss = accumulate(step, batch)
         with meter.phase("step", step):
             if optimizer is not None:
                 scaler.step(optimizer)
@@ -113,14 +141,3 @@ def _inference_step(
             alive["outputs"] = workload.forward(model, alive["inputs"])
 
     return run
-
-
-def _in_precision(model: nn.Module, spec: TrialSpec) -> nn.Module:
-    return model.to(torch.bfloat16) if spec.precision == "bf16" else model
-
-
-def _in_precision_batch(batch: Batch, spec: TrialSpec) -> Batch:
-    if spec.precision != "bf16":
-        return batch
-    cast = map_tensors(batch, lambda t: t.to(torch.bfloat16) if t.is_floating_point() else t)
-    return (cast[0], cast[1])

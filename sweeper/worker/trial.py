@@ -14,8 +14,8 @@ import torch
 
 from sweeper import failures
 from sweeper.axes import at_size
-from sweeper.cards import Card
 from sweeper.errors import SweepError
+from sweeper.model_names import DETECTION
 from sweeper.trace import Trace
 from sweeper.trial import (
     Broken,
@@ -29,10 +29,12 @@ from sweeper.trial import (
     Refused,
     TrialSpec,
 )
+from sweeper.untraceable import lacks_values
 from sweeper.worker.devices import Device, DeviceMissing, FailureDetail, map_tensors, open_device
 from sweeper.worker.devices.cuda import CudaDevice
 from sweeper.worker.devices.simulated import SimulatedDevice
 from sweeper.worker.meter import Meter
+from sweeper.worker.optimizers import import_optimizer
 from sweeper.worker.training import train
 from sweeper.worker.workload import load
 
@@ -43,7 +45,7 @@ T = TypeVar("T")
 
 def describe(request: Describe) -> DeviceReport | Refused:
     """What ``request.device`` is; refused when it is not on this machine."""
-    device = _open(request.device, request.memory_limit_bytes, request.card)
+    device = _open(request)
     return device if isinstance(device, Refused) else device.report()
 
 
@@ -59,8 +61,7 @@ def describe_model(spec: TrialSpec) -> ModelReport | Refused:
     return ModelReport(
         parameters=sum(p.numel() for p in parameters),
         trainable=sum(p.numel() for p in parameters if p.requires_grad),
-        inputs=_shapes(inputs),
-        **workload.sizes,
+        **{"inputs": _shapes(inputs), **workload.sizes},
     )
 
 
@@ -73,13 +74,13 @@ def _shapes(inputs: Any) -> str:
 
 def run(spec: TrialSpec) -> Outcome | Refused:
     """Train as ``spec`` says and return what came of it."""
-    device = _open(spec.device, spec.memory_limit_bytes, spec.card)
+    device = _open(spec)
     return device if isinstance(device, Refused) else _measure(spec, device)
 
 
 def calibrate(spec: TrialSpec) -> CalibrationTrial | Outcome | Refused:
     """Train as ``spec`` says on a GPU, and tell what of the card is not the allocator's, before and after."""
-    device = _open(spec.device, spec.memory_limit_bytes, spec.card)
+    device = _open(spec)
     if isinstance(device, Refused):
         return device
     if not isinstance(device, CudaDevice):
@@ -99,33 +100,47 @@ def calibrate(spec: TrialSpec) -> CalibrationTrial | Outcome | Refused:
 def trace(spec: TrialSpec, size: int, axis: str = "batch") -> Trace | Broken | Refused:
     """The trace of ``spec``'s steps at ``size`` along ``axis``, on a card without end; its device is ``sim:CARD``."""
     device = SimulatedDevice(spec.card or spec.device.partition(":")[2], record=True)
-    outcome = _measure(at_size(spec, axis, size), device)
+    sized = at_size(spec, axis, size)
+    outcome = _measure(sized, device)
     if isinstance(outcome, Fit):
-        return device.trace(size)
+        return device.trace(sized.batch_size)
     assert not isinstance(outcome, OutOfMemory)
     return outcome
 
 
-def _open(name: str, memory_limit_bytes: int | None, card: Card | None) -> Device | Refused:
+def _open(asked: TrialSpec | Describe) -> Device | Refused:
     try:
-        return open_device(name, memory_limit_bytes, card)
+        return open_device(asked.device, asked.memory_limit_bytes, asked.card, asked.alloc_conf)
     except DeviceMissing as missing:
         hint = "simulate a card, for example --device sim:rtx4060, or train on --device cpu"
-        return Refused(message=f"{name}: {missing}", hint=hint)
+        return Refused(message=f"{asked.device}: {missing}", hint=hint)
     except SweepError as refused:
         return Refused(message=refused.message, hint=refused.hint)
 
 
 def _measure(spec: TrialSpec, device: Device) -> Outcome | Refused:
-    meter = Meter(device)
+    if not isinstance(device, SimulatedDevice):
+        return _attempt(spec, device)
+    if spec.model in DETECTION:
+        device.start_over(with_values=True)
+    outcome = _attempt(spec, device)
+    if not device.has_values and isinstance(outcome, Broken) and lacks_values(outcome):
+        device.start_over(with_values=True)
+        outcome = _attempt(spec, device)
+    return outcome
+
+
+def _attempt(spec: TrialSpec, device: Device) -> Outcome | Refused:
+    meter = Meter(device, look_in=1 if spec.steps > 2 else 0)
     meter.card_before = device.card_memory()
     try:
+        import_optimizer(spec)
         with device.session():
             try:
                 with device.build_context():
                     workload = load(spec)
                 train(spec, workload, device, meter)
-                return _fit(spec, device, meter)
+                return _fit(spec, device, meter, workload.tokens)
             except Exception as error:
                 # Here and not outside: what the device says of itself is true only while it is still full.
                 detail = device.failure_detail(error)
@@ -136,11 +151,11 @@ def _measure(spec: TrialSpec, device: Device) -> Outcome | Refused:
         return Refused(message=refused.message, hint=refused.hint)
 
 
-def _fit(spec: TrialSpec, device: Device, meter: Meter) -> Fit | Broken:
+def _fit(spec: TrialSpec, device: Device, meter: Meter, tokens: int | None) -> Fit | Broken:
+    """``tokens`` is how many one sample has, of models of sequences."""
     kinds = device.breakdowns() or meter.breakdowns()
     seconds = meter.step_seconds()
-    not_finite = [n for n, step in enumerate(meter.steps) if step.loss is None and step.seconds is not None]
-    notes = ("the loss was not finite" if not_finite and spec.mode == "train" else None,)
+    samples_per_second = spec.accumulate * spec.batch_size / seconds if seconds else None
     fit = Fit(
         peak_allocated_bytes=meter.peak_allocated_bytes,
         peak_reserved_bytes=meter.peak_reserved_bytes,
@@ -150,15 +165,20 @@ def _fit(spec: TrialSpec, device: Device, meter: Meter) -> Fit | Broken:
         breakdown=kinds[0] if kinds else None,
         holdings=kinds[1] if kinds else None,
         step_seconds=seconds,
-        samples_per_second=spec.batch_size / seconds if seconds else None,
+        samples_per_second=samples_per_second,
+        tokens_per_second=tokens * samples_per_second if tokens and samples_per_second else None,
         process_bytes=meter.card_peak.process_bytes if meter.card_peak else None,
         context_bytes=meter.context_bytes,
+        host_peak_bytes=device.host_peak_bytes(),
+        fragmentation=meter.fragmentation,
+        activity=meter.activity,
         allocator_retries=device.allocator_retries(),
         card_before=meter.card_before,
         card_after=device.card_memory(),
-        notes=tuple(note for note in notes if note),
+        notes=device.notes(),
+        facts=meter.facts,
     )
-    doubt = failures.doubt(fit, has_loss=False)
+    doubt = failures.doubt(fit)
     return Broken(failure=doubt.failure, reason=doubt.reason) if doubt else fit
 
 
@@ -196,7 +216,7 @@ def _failed(
         allocator_retries=device.allocator_retries(),
         card_before=meter.card_before,
         card_after=device.card_memory(),
-        notes=meter.failure_notes(),
+        notes=(*meter.failure_notes(), *device.notes()),
     )
 
 

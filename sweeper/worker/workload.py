@@ -5,15 +5,38 @@ constructor computes (see ``models.meta``), and neither do batches.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from sweeper.errors import UsageError
-from sweeper.model_names import check_model, is_factory
+from sweeper.model_names import (
+    DETECTION,
+    OPTICAL_FLOW,
+    SEGMENTATION,
+    VIDEO,
+    check_model,
+    is_factory,
+    library_of,
+    require_library,
+)
 from sweeper.trial import TrialSpec
-from sweeper.worker.models import Batch, Workload, call_model, factory, mean_of_outputs, teaching, torchvision
+from sweeper.worker.models import (
+    Batch,
+    Workload,
+    call_model,
+    factory,
+    mean_of_outputs,
+    teaching,
+    timm,
+    torchvision,
+    torchvision_detection,
+    torchvision_flow,
+    torchvision_segmentation,
+    torchvision_video,
+    transformers,
+)
 from sweeper.worker.models.meta import build_on_meta
 
 __all__ = ["Batch", "Workload", "call_model", "load", "mean_of_outputs"]
@@ -32,14 +55,51 @@ def load(spec: TrialSpec) -> Workload:
 
 def _build(spec: TrialSpec) -> Workload:
     model_args, image_size = _arguments(spec)
+    if (found := library_of(spec.model)) is not None:
+        return _build_of_library(spec, *found)
     if is_factory(spec.model):
-        return factory.build(spec.model, model_args, image_size)
+        return factory.build(spec.model, _with_seq_len(model_args, spec), image_size)
     if spec.model in teaching.FACTORIES:
-        return teaching.build(spec.model, model_args, image_size)
+        return teaching.build(spec.model, _with_seq_len(model_args, spec), image_size)
+    _refuse_seq_len(spec)
     if spec.model in torchvision.names():
         return torchvision.build(spec.model, model_args, image_size)
+    if spec.model in torchvision.installed():
+        if spec.model in DETECTION:
+            return torchvision_detection.build(spec, model_args, image_size)
+        for listed, builds in _TORCHVISION.items():
+            if spec.model in listed:
+                return builds(spec.model, model_args, image_size)
     check_model(spec.model)
     raise UsageError(f"the installed torchvision has no {spec.model}", hint="upgrade torchvision, or choose another")
+
+
+_TORCHVISION: Mapping[tuple[str, ...], Callable[[str, Mapping[str, Any], int | None], Workload]] = {
+    SEGMENTATION: torchvision_segmentation.build,
+    VIDEO: torchvision_video.build,
+    OPTICAL_FLOW: torchvision_flow.build,
+}
+
+
+def _build_of_library(spec: TrialSpec, prefix: str, name: str) -> Workload:
+    require_library(prefix)
+    model_args, image_size = _arguments(spec)
+    if prefix == "timm":
+        _refuse_seq_len(spec)
+        return timm.build(name, model_args, image_size)
+    return transformers.build(
+        name,
+        model_args,
+        config_file=spec.config,
+        seq_len=spec.seq_len,
+        image_size=image_size,
+        training=spec.mode == "train",
+    )
+
+
+def _refuse_seq_len(spec: TrialSpec) -> None:
+    if spec.seq_len is not None:
+        raise UsageError(f"{spec.model} takes no tokens, so --seq-len {spec.seq_len} says nothing", hint="leave it out")
 
 
 def _arguments(spec: TrialSpec) -> tuple[dict[str, Any], int | None]:
@@ -47,10 +107,21 @@ def _arguments(spec: TrialSpec) -> tuple[dict[str, Any], int | None]:
     model_args = dict(spec.model_args)
     image_size = model_args.pop("image_size", spec.image_size)
     if spec.image_size is not None and image_size != spec.image_size:
-        raise UsageError(
-            f"the image size is given twice, as {spec.image_size} and as {image_size}", hint="leave one of them out"
-        )
+        raise _given_twice("image size", spec.image_size, image_size)
     return model_args, image_size  # type: ignore[return-value]
+
+
+def _with_seq_len(model_args: dict[str, Any], spec: TrialSpec) -> dict[str, Any]:
+    """``--seq-len`` is the argument ``seq_len`` of a function that makes a model."""
+    if spec.seq_len is None:
+        return model_args
+    if model_args.get("seq_len", spec.seq_len) != spec.seq_len:
+        raise _given_twice("sequence length", spec.seq_len, model_args["seq_len"])
+    return {**model_args, "seq_len": spec.seq_len}
+
+
+def _given_twice(what: str, one: object, other: object) -> UsageError:
+    return UsageError(f"the {what} is given twice, as {one} and as {other}", hint="leave one of them out")
 
 
 def _repeatable(make_batch: Callable[[int], Batch], spec: TrialSpec) -> Callable[[int], Batch]:

@@ -19,15 +19,22 @@ FLOORS: tuple[frozenset[str], ...] = (
         {
             "allocator",
             "allocator_conf",
+            "architectures",
             "belief",
+            "boundary",
             "calibration",
             "comparison",
+            "cost",
             "curve",
             "difference",
+            "effective_batch",
             "failures",
             "failure_texts",
             "history",
+            "listing",
+            "measured",
             "model_names",
+            "polynomial",
             "prediction",
             "probes",
             "recommend",
@@ -38,13 +45,17 @@ FLOORS: tuple[frozenset[str], ...] = (
             "untraceable",
         }
     ),
-    frozenset({"accuracy", "calibrations", "checks", "choices", "journal", "runner", "trace_cache", "varying"}),
-    frozenset({"calibrating", "predicting", "questions", "seeding", "sweeping"}),
+    frozenset(
+        {"accuracy", "calibrations", "checks", "choices", "journal", "prices", "runner", "trace_cache", "varying"}
+    ),
+    frozenset({"calibrating", "charting", "laws", "predicting", "questions", "seeding", "sizing", "sweeping"}),
     frozenset({"report", "drawing", "comparing", "api"}),
     frozenset({"cli", "__main__"}),
 )
 # What the worker shares with the driver: the vocabulary, and what is pure.
-SHARED = FLOORS[0] | {"allocator", "allocator_conf", "calibration", "choices", "failures", "model_names", "trace"}
+SHARED = FLOORS[0] | {
+    "allocator", "allocator_conf", "architectures", "calibration", "choices", "failures", "model_names", "trace",
+}  # fmt: skip
 
 
 def modules() -> list[Path]:
@@ -104,11 +115,13 @@ def test_the_public_names_are_exactly_these() -> None:
         "Comparison",
         "Difference",
         "Forecast",
+        "Frontier",
         "Run",
         "SweepError",
         "__version__",
         "compare",
         "diff",
+        "frontier",
         "load",
         "predict",
         "resume",

@@ -26,7 +26,7 @@ Sweep = Callable[..., tuple[int, str, str]]
         (["resnet18"], "no command is called 'resnet18'", "sweep --help"),
         (["--model", "resnet19"], "no model is called 'resnet19'", "resnet18"),
         (["--model", "resnet19"], "no model is called 'resnet19'", "sweep models"),
-        (["--model", "fasterrcnn_resnet50_fpn"], "fasterrcnn_resnet50_fpn", ""),
+        (["--model", "quantized_resnet50"], "for inference on a CPU", "resnet50"),
         (["--model", "nowhere.py:factory"], "nowhere.py", ""),
         (["--model", "resnet18", "--device", "sim:rtx4061"], "rtx4061", "rtx4060"),
         (["--model", "resnet18", "--device", "sim:"], "names no card", "sweep cards"),
@@ -91,7 +91,12 @@ def test_cards_and_models_are_listed(sweep: Sweep) -> None:
     cards = {card["name"]: card for card in json.loads(sweep("cards", "rtx4060", "--json")[1])}
     assert cards["rtx4060"]["total_bytes"] == 8_318_222_336
     assert all(card["total_source"] for card in cards.values())
-    assert sweep("models", "resnet5")[1].splitlines()[0] == "resnet50"
+    heading, row, *_ = sweep("models", "resnet5*")[1].splitlines()
+    assert heading.split() == ["model", "parameters", "one", "sample"]
+    assert row.split() == ["resnet50", "25,557,032", "3", "x", "224", "x", "224"]
+    code, _, err = sweep("models", "resnt50")
+    assert code == 1
+    assert "did you mean resnet50" in err
 
 
 def test_a_run_is_shown_again_from_its_journal(sweep: Sweep, tmp_path: Path) -> None:

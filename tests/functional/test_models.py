@@ -20,11 +20,22 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torchvision import models
 from torchvision.models.googlenet import GoogLeNetOutputs
 from torchvision.models.inception import InceptionOutputs
 
 from sweeper.errors import UnknownName, UsageError
-from sweeper.model_names import CLASSIFICATION, NOT_CLASSIFICATION, TEACHING, check_model, known_models
+from sweeper.model_names import (
+    CLASSIFICATION,
+    DETECTION,
+    OPTICAL_FLOW,
+    QUANTIZED,
+    SEGMENTATION,
+    TEACHING,
+    VIDEO,
+    check_model,
+    known_models,
+)
 from sweeper.trial import TrialSpec
 from sweeper.worker.models import mean_of_outputs, require_counts, teaching, torchvision
 from sweeper.worker.workload import Workload, load
@@ -117,7 +128,11 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def test_the_names_kept_for_the_driver_are_those_the_worker_finds() -> None:
     assert sorted(CLASSIFICATION) == sorted(torchvision.names())
-    assert sorted(NOT_CLASSIFICATION) == sorted(torchvision.other_names())
+    assert sorted(DETECTION) == sorted(torchvision.names(models.detection))
+    assert sorted(SEGMENTATION) == sorted(torchvision.names(models.segmentation))
+    assert sorted(VIDEO) == sorted(torchvision.names(models.video))
+    assert sorted(OPTICAL_FLOW) == sorted(torchvision.names(models.optical_flow))
+    assert sorted(QUANTIZED) == sorted(torchvision.names(models.quantization))
     assert sorted(TEACHING) == sorted(teaching.FACTORIES)
     assert len(set(known_models())) == len(known_models()) >= 83
 
@@ -141,11 +156,11 @@ def test_an_unknown_name_gets_close_ones_and_the_way_to_list_them(name: str, ref
     assert re.match(r"did you mean [\w-]+.*\? `sweep models` lists them all", caught.value.hint)
 
 
-@pytest.mark.parametrize("name", NOT_CLASSIFICATION)
-def test_torchvisions_other_models_are_refused_for_what_they_are(name: str) -> None:
-    with pytest.raises(UsageError, match=f"{name} is not a classification model") as caught:
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_quantized_models_are_refused_for_what_they_are(name: str) -> None:
+    with pytest.raises(UsageError, match=f"{name} is for inference on a CPU") as caught:
         load(spec(name))
-    assert not isinstance(caught.value, UnknownName)
+    assert caught.value.hint.rpartition(" ")[2] in CLASSIFICATION
 
 
 # --- torchvision ---------------------------------------------------------------------------------------------------

@@ -40,6 +40,13 @@ def test_a_fit_is_measured_in_every_way(tmp_path: Path) -> None:
     assert fit.breakdown is not None
     assert fit.breakdown.total_bytes == fit.peak_allocated_bytes
     assert fit.card_before is not None
+    assert fit.fragmentation is not None
+    assert 0 <= fit.fragmentation.largest_free_bytes <= fit.fragmentation.unused_bytes
+    assert fit.host_peak_bytes
+    assert fit.activity is not None
+    assert fit.activity.samples >= 2
+    assert 0 <= (fit.activity.utilization_max_percent or 0) <= 100
+    assert fit.loss_finite is True
 
 
 def test_the_driver_holds_no_context_and_the_host_forks(tmp_path: Path) -> None:

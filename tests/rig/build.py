@@ -84,6 +84,7 @@ class Rig:
         cudnn_workspace_bytes: int | Sequence[int] = 0,
         cublas_handle_bytes: int = 0,
         nvml_hides_processes: bool = False,
+        nvml_activity: Sequence[str] = (),
         failures: Sequence[Failure] = (),
     ) -> dict[str, str]:
         """Return the variables that put a process on a card of ``total_bytes``; add them to ``os.environ``.
@@ -92,6 +93,8 @@ class Rig:
         one the card is new.  Each process's context takes ``context_bytes`` on first use, and each cuBLAS handle
         ``cublas_handle_bytes``.  Several numbers in ``cudnn_workspace_bytes`` are several plans, in order of
         preference.  ``nvml_hides_processes`` gives an empty list of processes, as in many containers.
+        ``nvml_activity`` are readings of how busy the card is, ``utilization:milliwatts:MHz:celsius`` with ``-`` for
+        what is not told, one after the other and the last for good; without them the card tells nothing.
         """
         workspaces = [cudnn_workspace_bytes] if isinstance(cudnn_workspace_bytes, int) else cudnn_workspace_bytes
         libraries = [str(self.folder / "lib"), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
@@ -108,6 +111,7 @@ class Rig:
             "RIG_CUDNN_WORKSPACE": ",".join(map(str, workspaces)),
             "RIG_CUBLAS_BYTES": str(cublas_handle_bytes),
             "RIG_NVML_HIDES_PROCESSES": str(int(nvml_hides_processes)),
+            "RIG_NVML_ACTIVITY": ",".join(nvml_activity),
             "RIG_FAIL": ",".join(map(str, failures)),
         }
 

@@ -17,10 +17,19 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from sweeper.trial import Mode, Precision
-from sweeper.worker.devices import Device, map_tensors
+from sweeper.worker.devices import Device
+from sweeper.worker.precision import batch_in, flags_of, model_in
 from sweeper.worker.tracing import releases
+from sweeper.worker.tracing.eight_bit import uncompiled
 
 __all__ = ["JOBS", "OTHER_PATH", "Job", "missing_library", "train"]
+
+
+def _eight_bit(parameters: Any, **options: Any) -> torch.optim.Optimizer:
+    """Its state as torchao makes it; its arithmetic is a program of Triton's, and none runs on the stand-in."""
+    kind = importlib.import_module("torchao.optim").AdamW8bit
+    return uncompiled(kind, arithmetic=False)(parameters, **options)
+
 
 _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -28,6 +37,8 @@ _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": torch.optim.AdamW,
     "adagrad": torch.optim.Adagrad,
     "rmsprop": torch.optim.RMSprop,
+    "adafactor": torch.optim.Adafactor,
+    "adamw-8bit": _eight_bit,
 }
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "": {},
@@ -37,6 +48,7 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "amsgrad": {"amsgrad": True},
     "centered": {"centered": True, "momentum": 0.9},
     "loop": {"foreach": False},
+    "foreach": {"foreach": True},
     "fused": {"fused": True},
 }
 
@@ -80,6 +92,13 @@ JOBS = [
     *(Job("resnet18", optimizer="adamw", option=option) for option in ("loop", "fused")),
     *(Job("resnet18", optimizer="adagrad", option=option) for option in ("", "loop", "decay")),
     *(Job("resnet18", optimizer="rmsprop", option=option) for option in ("", "centered", "loop")),
+    *([Job("resnet18", optimizer="adagrad", option="fused")] if releases.ADAGRAD_IS_FUSED else []),
+    *(Job("resnet18", optimizer="adafactor", option=option) for option in ("", "foreach", "decay")),
+    Job("vit", "bf16", "adafactor"),
+    Job("resnet18", optimizer="adamw-8bit"),
+    Job("vit", "bf16", "adamw-8bit"),
+    *(Job("resnet18", precision) for precision in ("tf32", "fp16")),
+    *(Job("encoder", "fp8", "adamw", capability=capability) for capability in (89, 90)),
     Job("channels_last", "amp-fp16"),
     Job("channels_last", "amp-fp16", benchmark=True),
     Job("checkpointed", "fp32", "adamw"),
@@ -224,9 +243,12 @@ _LANGUAGE_MODELS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
 
 
 def missing_library(job: Job) -> str | None:
-    """The library that ``job``'s model is of, where it is not installed."""
-    of_transformers = job.model.partition("-")[0] in _LANGUAGE_MODELS
-    return "transformers" if of_transformers and importlib.util.find_spec("transformers") is None else None
+    """A library that ``job`` needs and that is not installed."""
+    needed = {
+        "transformers": job.model.partition("-")[0] in _LANGUAGE_MODELS,
+        "torchao": job.precision == "fp8" or job.optimizer == "adamw-8bit",
+    }
+    return next((name for name, asked in needed.items() if asked and importlib.util.find_spec(name) is None), None)
 
 
 def build(name: str) -> nn.Module:
@@ -262,19 +284,18 @@ def make_batch(name: str) -> tuple[torch.Tensor, torch.Tensor]:
 def train(job: Job, device: Device) -> None:
     """Three steps of an ordinary training loop on ``device``."""
     learns = job.mode == "train"
-    cast = torch.bfloat16 if job.precision == "bf16" else torch.float32
     searches = torch.backends.cudnn.flags(enabled=True, benchmark=job.benchmark, allow_tf32=True)
-    with device.session(), searches:
-        built = build(job.model).to(cast).train(learns)  # on the CPU: some constructors need values
+    with device.session(), searches, flags_of(job.precision):
+        built = model_in(build(job.model), job.precision).train(learns)  # on the CPU: some constructors need values
         with device.phase("setup", 0):
             model = device.place(built)
-        with device.phase("step", 0):  # Adagrad makes its state here
             optimizer = _OPTIMIZERS[job.optimizer](model.parameters(), lr=1e-3, **_OPTIONS[job.option])
+            device.place_optimizer(optimizer)
         scaler = device.grad_scaler(enabled=job.precision == "amp-fp16" and learns)
         for step in range(3):
             with device.phase("inputs", step):
                 with device.build_context():
-                    made = map_tensors(make_batch(job.model), lambda t: t.to(cast) if t.is_floating_point() else t)
+                    made = batch_in(make_batch(job.model), job.precision)
                 images, targets = device.place_batch(made)
             with device.autocast(job.precision), torch.set_grad_enabled(learns):
                 with device.phase("forward", step):

@@ -4,8 +4,11 @@
 // NVMLError_FunctionNotFound in nvidia-ml-py. The constants and layouts are those of nvml.h.
 #include "card.h"
 
+#include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <sstream>
 
 namespace {
 
@@ -61,6 +64,26 @@ template <typename Row> Return list_processes(unsigned *count, Row *rows) {
     rows[i].pid = holders[i].pid;
     rows[i].bytes = holders[i].bytes;
   }
+  return success;
+}
+
+struct Utilization {
+  unsigned gpu, memory;
+};
+
+// The number in `column` of the reading that is `asked` questions on; a column that holds "-" is not told.
+Return next_reading(int column, size_t &asked, unsigned *value) {
+  std::vector<std::string> readings;
+  std::stringstream all(rig::text("RIG_NVML_ACTIVITY", ""));
+  for (std::string one; std::getline(all, one, ',');) readings.push_back(one);
+  if (readings.empty()) return not_supported;
+  std::stringstream reading(readings[std::min(asked++, readings.size() - 1)]);
+  std::string cell;
+  for (int i = 0; i <= column; i++) {
+    if (!std::getline(reading, cell, ':')) rig::refuse("RIG_NVML_ACTIVITY: a reading is four numbers");
+  }
+  if (cell == "-") return not_supported;
+  *value = static_cast<unsigned>(strtoul(cell.c_str(), nullptr, 10));
   return success;
 }
 
@@ -175,8 +198,29 @@ int nvmlDeviceGetGraphicsRunningProcesses_v3(void *, unsigned *count, Process *)
   return success;
 }
 
-// Nothing runs on the card, so there is nothing to say about how busy it is.
-int nvmlDeviceGetUtilizationRates(void *, void *) { return not_supported; }
+// Nothing runs on the card, so how busy it is can only be made up: RIG_NVML_ACTIVITY holds readings as
+// utilization:milliwatts:MHz:celsius, separated by commas.  Each question is answered from the next one of its own kind,
+// the last for good.  Without the knob the card does not tell.
+int nvmlDeviceGetUtilizationRates(void *, Utilization *rates) {
+  static size_t asked = 0;
+  rates->memory = 0;
+  return next_reading(0, asked, &rates->gpu);
+}
+
+int nvmlDeviceGetPowerUsage(void *, unsigned *milliwatts) {
+  static size_t asked = 0;
+  return next_reading(1, asked, milliwatts);
+}
+
+int nvmlDeviceGetClockInfo(void *, unsigned, unsigned *megahertz) {
+  static size_t asked = 0;
+  return next_reading(2, asked, megahertz);
+}
+
+int nvmlDeviceGetTemperature(void *, unsigned, unsigned *celsius) {
+  static size_t asked = 0;
+  return next_reading(3, asked, celsius);
+}
 
 // Asked for by PyTorch when it looks for a way to share memory between cards.
 int nvmlDeviceGetNvLinkRemoteDeviceType(void *, unsigned, void *) { return not_supported; }

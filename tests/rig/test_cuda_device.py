@@ -97,6 +97,19 @@ def test_the_allocator_configuration_is_reported(answer: Answer) -> None:
     assert report.allocator_conf == "max_split_size_mb:64"
 
 
+def test_words_for_the_allocator_act_and_come_before_the_environments(answer: Answer) -> None:
+    more = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}
+    words = "roundup_power2_divisions:2"
+    report = answer(Describe(device="cuda", alloc_conf=words), GIB, more=more)
+    assert isinstance(report, DeviceReport)
+    assert report.allocator_conf == words
+    peaks = [
+        fit(answer(spec("linears", 300, alloc_conf=asked), GIB, more=more)).peak_allocated_bytes
+        for asked in (words, None)  # activations of 1200 KiB
+    ]
+    assert peaks[0] - peaks[1] >= 8 * 336 * KIB  # each rounded to 1536
+
+
 @pytest.mark.parametrize("context", [1, 3 * MIB + 17, 300 * 10**6])
 def test_the_driver_counts_the_context_and_the_allocator_does_not(answer: Answer, context: int) -> None:
     found = fit(answer(spec(), 4 * GIB, context_bytes=context))

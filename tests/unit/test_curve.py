@@ -31,6 +31,82 @@ def test_a_line_is_found_again(line: tuple[int, int], sizes: set[int]) -> None:
     assert (law.points_used, law.floor_bytes) == (len(sizes), None)
 
 
+squares = st.tuples(st.integers(0, 4000 * MIB), st.integers(0, 4 * MIB), st.integers(64, 64 * 1024))
+LENGTHS = (8, 32, 128, 512, 2048)
+
+
+def on_square(fixed: int, slope: int, bend: int, sizes: tuple[int, ...] = LENGTHS) -> dict[int, int]:
+    return {size: fixed + slope * size + bend * size * size for size in sizes}
+
+
+@given(square=squares)
+def test_a_square_is_found_again_where_a_line_misses_the_peaks_and_only_where_it_may_be(
+    square: tuple[int, int, int],
+) -> None:
+    points = on_square(*square)
+    straight, law = fit_law(points.items()), fit_law(points.items(), curved=True)
+    assert straight is not None
+    assert law is not None
+    assert straight.per_square_bytes == 0
+    if law.per_square_bytes:
+        assert law.per_square_bytes == pytest.approx(square[2], rel=1e-3)
+        assert law.worst_relative_error < 1e-3
+    else:
+        assert law == straight
+        assert law.worst_relative_error <= 0.01
+
+
+@given(line=lines, noise=st.lists(st.floats(-0.003, 0.003), min_size=5, max_size=5))
+def test_a_line_is_no_square_whatever_the_allocator_rounds(line: tuple[int, int], noise: list[float]) -> None:
+    points = on_line(*line, sizes=LENGTHS)
+    rough = {size: round(peak * (1 + off)) for (size, peak), off in zip(points.items(), noise, strict=True)}
+    law, straight = fit_law(rough.items(), curved=True), fit_law(rough.items())
+    assert law is not None
+    assert straight is not None
+    assert law.per_square_bytes == 0 or straight.worst_relative_error > 0.01
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5])
+def test_a_square_takes_three_sizes_and_four_above_a_level(count: int) -> None:
+    bent = fit_law(list(on_square(MIB, 0, 1024).items())[-count:], curved=True)
+    assert bent is not None
+    assert (bent.per_square_bytes > 0) == (count >= 3)
+    level = 40 * MIB
+    levelled = {4: level, **{size: max(level, peak) for size, peak in on_square(MIB, 0, 1024).items()}}
+    law = fit_law(levelled.items(), curved=True)
+    assert law is not None
+    assert law.points_used >= 4 or law.per_square_bytes == 0
+
+
+@given(square=squares, beyond=st.integers(1, 5000))
+def test_a_curved_law_reaches_the_largest_size_within_the_capacity(square: tuple[int, int, int], beyond: int) -> None:
+    fixed, slope, bend = square
+    law = MemoryLaw(
+        fixed_bytes=fixed, per_sample_bytes=float(slope), per_square_bytes=float(bend),
+        r_squared=1, worst_relative_error=0, points_used=6,
+    )  # fmt: skip
+    assert law.largest_size(law.peak_bytes(beyond)) == beyond
+    assert law.largest_size(law.peak_bytes(beyond) - 1) == beyond - 1
+    assert law.largest_size(fixed - 1) == 0
+
+
+@given(square=squares, beyond=st.integers(1, 2000))
+def test_a_parabola_says_where_bent_peaks_reach_the_capacity(square: tuple[int, int, int], beyond: int) -> None:
+    points = on_square(*square)
+    capacity = on_square(*square, sizes=(max(points) + beyond,)).popitem()[1]
+    bent, line = estimate_limit(points, capacity, curved=True), estimate_limit(points, capacity)
+    assert bent is not None
+    assert line is not None
+    third, near, far = sorted(points)[-3:]
+    chord = points[far] - (points[far] - points[near]) * (far - third) // (far - near)
+    if points[third] - chord > 0.011 * points[third] + 1:
+        assert abs(bent.size - (max(points) + beyond)) <= 1
+    elif points[third] - chord < 0.009 * points[third] - 1:
+        assert bent == line
+    flat = on_line(square[0], square[1] + 1, sizes=LENGTHS)
+    assert estimate_limit(flat, capacity, curved=True) == estimate_limit(flat, capacity)
+
+
 @given(line=lines, beyond=st.integers(0, 5000))
 def test_the_law_reaches_the_largest_size_within_the_capacity(line: tuple[int, int], beyond: int) -> None:
     fixed, slope = line

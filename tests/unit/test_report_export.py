@@ -173,3 +173,15 @@ def test_a_calibration_is_named_with_its_date_versions_and_bytes() -> None:
     assert simulated["calibration"] == {**said, "outside_bytes": 312 * MIB, "reserved_offset_bytes": 0}
     assert real["calibration"] == {**said, "outside_bytes": 312 * MIB, "reserved_offset_bytes": 2 * MIB}
     assert _there_and_back(CASES["boundary-simulated"])["calibration"] is None
+
+
+def test_the_largest_size_is_called_a_batch_only_where_the_batch_is_varied() -> None:
+    along, over_batches = (_there_and_back(CASES[name]) for name in ("sequence-length", "boundary-simulated"))
+    assert (along["axis"], along["step"], along["max_size"], along["max_batch"]) == ("seq-len", 8, 1152, None)
+    assert (along["recommended_size"], along["recommended_batch"]) == (1152, None)
+    assert (along["spec"]["batch_size"], along["spec"]["model_args"]) == (4, {"n_positions": 4096})
+    assert "seq_len" not in along["spec"]
+    assert along["law"]["per_square_bytes"] == pytest.approx(4980, rel=0.001)
+    assert (over_batches["step"], over_batches["max_size"], over_batches["max_batch"]) == (1, BOUNDARY, BOUNDARY)
+    assert "batch_size" not in over_batches["spec"]
+    assert over_batches["law"]["per_square_bytes"] == 0

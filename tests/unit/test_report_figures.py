@@ -111,7 +111,7 @@ def test_simulated_is_written_on_every_figure_of_a_simulated_device_and_on_no_ot
 @each_case
 def test_the_title_says_the_answer_and_the_boundary_is_named(record: Record) -> None:
     texts = _texts(figures.memory(record))
-    answered = record.max_batch is not None and record.broken is None
+    answered = record.max_size is not None and record.broken is None
     named = [text for text in _axes(figures.memory(record)).texts if "fits" in text.get_text()]
     assert len(named) == answered
     if answered and record.first_failure is not None:
@@ -277,3 +277,24 @@ def test_what_ran_out_with_a_margin_withheld_is_not_on_the_curve() -> None:
     )
     before, after = (_line(_axes(figures.memory(r)), "out of memory") for r in (record, missed))
     assert list(before.get_xdata()) == list(after.get_xdata()) == [BOUNDARY + 1]
+
+
+def test_along_an_axis_the_size_is_named_with_its_unit_and_the_batch() -> None:
+    for figure in _all_figures(CASES["sequence-length"]):
+        assert _axes(figure).get_xlabel() == "sequence length (tokens), at batch 4"
+    for figure in _all_figures(CASES["boundary-cuda"]):
+        assert _axes(figure).get_xlabel() == "batch size"
+
+
+def test_a_law_with_a_square_is_drawn_through_the_points_and_not_from_one_to_the_next() -> None:
+    record = CASES["sequence-length"]
+    axes = _axes(figures.memory(record))
+    assert _line(axes, "allocated").get_linestyle() == "None"
+    sizes, peaks = _points(axes, "law of the allocated")
+    drawn = dict(zip(sizes, peaks, strict=True))
+    fits = [point for point in record.curve if point.outcome == "fit"]
+    assert (min(sizes), max(sizes)) == (fits[0].size, fits[-1].size)
+    assert drawn[fits[-1].size] == pytest.approx(fits[-1].peak_allocated_bytes / MIB, rel=0.01)
+    assert not any(
+        str(line.get_label()).startswith("law") for line in _axes(figures.memory(CASES["boundary-cuda"])).lines
+    )

@@ -1,5 +1,6 @@
 """What a terminal shows: to the letter the kept texts, never wider than asked, never an escape by accident."""
 
+import dataclasses
 import re
 import shlex
 from pathlib import Path
@@ -85,7 +86,7 @@ def test_simulated_is_said_in_every_sentence_or_nowhere(record: Record) -> None:
     if record.curve:
         assert "(simulated)" in blocks.pop(0).splitlines()[1]
     *said, _commands = blocks
-    unmarked = ("would help", "not tried", "do next")
+    unmarked = ("would help", "not tried", "do next", "axis")
     for line in "\n".join(said).splitlines():
         assert line.endswith("(simulated)") or line.strip().startswith(unmarked) or line.startswith("  | ")
     for trial in record.trials:
@@ -131,6 +132,47 @@ def test_a_trial_is_one_line_whatever_it_says(text: str, size: int) -> None:
         line = trial_line(a_record(), a_trial(1, size, outcome))
         assert len(line.splitlines()) == 1
         assert f"batch {size} " in line
+
+
+@pytest.mark.parametrize(
+    ("axis", "size"),
+    [("seq-len", "sequence length 64"), ("image-size", "image size 64"), ("model.depth", "depth 64")],
+)
+def test_a_size_is_called_by_its_axis_everywhere(axis: str, size: str) -> None:
+    settings = Settings(floor=64, cap=64, step=64, axis=axis)
+    failed = a_record((64, an_oom()), settings=settings, spec=a_spec(batch_size=4))
+    text = summary(failed, folder=RUN, color=False, width=1000)
+    assert f"Nothing fits: {size}, the smallest allowed" in text
+    assert f"ran out         {size} in forward" in text
+    assert size in trial_line(failed, failed.trials[0])
+    assert "--batch-size below 4" in text
+    assert ("a smaller --image-size" in text) == (axis != "image-size")
+    fits = a_record((64, a_fit(64)), settings=settings, spec=a_spec(batch_size=4))
+    assert "raise --max to find" in summary(fits, folder=RUN, color=False, width=1000)
+    assert f"{size}: never took" in summary(fits, folder=RUN, color=False, width=1000)
+
+
+def test_what_is_untested_lies_on_the_grid() -> None:
+    settings = Settings(floor=8, cap=64, step=8, axis="seq-len", sizes=(24, 32, 40, 64))
+    for failing, said in ((32, None), (40, "32 untested"), (64, "32 to 56 untested")):
+        record = a_record((24, a_fit(24)), (failing, an_oom()), settings=settings)
+        text = summary(record, folder=RUN, color=False)
+        assert ("untested" in text) == (said is not None)
+        assert said is None or said in text
+
+
+def test_the_next_command_along_an_axis_asks_for_the_same_sizes() -> None:
+    record = CASES["sequence-length"]
+    commands = dict(next_commands(record, RUN))
+    read = _parse(commands["prove it again"]).params
+    assert (read["axis"], read["min_size"], read["max_size"], read["step"]) == ("seq-len", 1152, 1160, 8)
+    assert (read["batch_size"], read["model_args"], read["seq_len"]) == (4, {"n_positions": 4096}, None)
+    settings = dataclasses.replace(record.header.settings, cap=1152)
+    header = dataclasses.replace(record.header, settings=settings)
+    capped = dataclasses.replace(record, trials=record.trials[:5], header=header)
+    read = _parse(dict(next_commands(capped, RUN))["find the limit"]).params
+    # As many positions as the new --max needs, not as the last had.
+    assert (read["max_size"], read["step"], read["model_args"]) == (2304, 8, {})
 
 
 @given(
@@ -224,7 +266,7 @@ def _nothing_fits(failure: Outcome | None = None, **spec: object) -> Record:
 
 @each_case
 def test_advice_is_given_only_when_nothing_fits(record: Record) -> None:
-    assert bool(advice(record)) == (record.first_failure is not None and record.max_batch is None)
+    assert bool(advice(record)) == (record.first_failure is not None and record.max_size is None)
 
 
 def test_a_larger_card_is_the_smallest_of_the_catalogue_that_is_clearly_larger() -> None:
@@ -268,6 +310,7 @@ def test_other_processes_on_the_card_come_first() -> None:
         ("nothing-fits", "1 does not fit"),
         ("broken", "stopped (model error)"),
         ("unfinished", "unfinished after 2 trials"),
+        ("sequence-length", "1,152 fits, 1,160 does not"),
     ],
 )
 def test_a_title_says_the_answer(name: str, title: str) -> None:

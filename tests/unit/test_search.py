@@ -467,3 +467,26 @@ def test_a_list_needs_sizes(sizes: tuple[int, ...]) -> None:
 def test_a_size_that_is_not_on_the_list_is_refused() -> None:
     with pytest.raises(ValueError, match="not on the list 8, 16"):
         Listed(sizes=(8, 16)).after(9, True)
+
+
+@pytest.mark.parametrize("law", ["straight", "square", "square on a level"])
+def test_on_another_axis_an_exact_law_takes_two_trials_beyond_the_curve(law: str) -> None:
+    def peak(size: int) -> int:
+        grown = 300 * MIB + 20 * 1024 * size + (0 if law == "straight" else 2000 * size * size)
+        return max(grown, 310 * MIB) if law == "square on a level" else grown
+
+    for threshold in range(1024, 8192, 736):
+        start = Search(floor=8, cap=8192, step=8, capacity_bytes=(peak(threshold) + peak(threshold + 8)) // 2)
+        curved, log = run(replace(start, curved=True), threshold=threshold, peak=peak)
+        check_end(curved, log, threshold=threshold)
+        straight, longer = run(start, threshold=threshold, peak=peak)
+        check_end(straight, longer, threshold=threshold)
+        assert len(boundary_sizes(curved, log)) <= 2
+        assert len(log) <= len(longer)
+
+
+def test_peaks_that_may_be_curved_change_no_answer_whatever_they_are() -> None:
+    for law in LAWS.values():
+        for threshold in range(0, 300, 7):
+            start = Search(floor=8, cap=256, step=8, capacity_bytes=capacity_for(threshold), curved=True)
+            check_end(*run(start, threshold=threshold, peak=law), threshold=threshold)

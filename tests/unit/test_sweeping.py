@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sweeper.axes import at_size, size_of
 from sweeper.errors import UsageError
 from sweeper.journal import Journal, read_record
 from sweeper.record import Header, Record, Settings
@@ -271,3 +272,82 @@ def test_how_a_process_ended_is_read_in_one_table(ended: Exit, result: str | Non
     else:
         assert isinstance(response, Broken)
         assert (response.failure, response.log_tail) == (failure, "the end")
+
+
+# -- along another axis -----------------------------------------------------------------------------------------
+
+
+def _largest(axis: str, most: int) -> Script:
+    """Fits while the size along ``axis`` is at most ``most``; peaks grow with its square, the batch plays no part."""
+
+    def answer(spec: TrialSpec) -> Outcome:
+        size = size_of(spec, axis)
+        assert size is not None
+        limit = min(CAPACITY, spec.memory_limit_bytes or CAPACITY)
+        need = 256 * MIB + (CAPACITY - 256 * MIB) * size * size // (most * most)
+        if need > limit:
+            return an_oom(capacity_bytes=limit)
+        return Fit(peak_allocated_bytes=need, peak_reserved_bytes=need, capacity_bytes=limit, steps=())
+
+    return answer
+
+
+@pytest.mark.parametrize("axis", ["seq-len", "image-size", "model.depth"])
+@pytest.mark.parametrize("most", [8, 96, 104, 1000, 4096])
+def test_the_largest_size_of_an_axis_is_proven_on_its_grid(tmp_path: Path, axis: str, most: int) -> None:
+    spec = at_size(a_spec(device="cuda", batch_size=4), axis, 8)
+    settings = Settings(floor=8, cap=2048, step=8, axis=axis, margin=0.1, round_to=3)
+    with Journal.create(tmp_path / "run", a_header(spec=spec, settings=settings)) as journal:
+        record = run_sweep(journal, ScriptedRunner(_largest(axis, most)), Silent())
+    assert record.max_size == min(most, 2048)
+    assert record.max_batch is None
+    assert record.recommended_batch is None
+    assert record.proven
+    assert record.first_failure in (None, record.max_size + 8)
+    assert all(trial.size % 8 == 0 for trial in record.trials)
+    assert (record.recommended_size or 0) % 24 == 0
+    assert record.prediction is None
+    assert len(record.trials) <= 22
+    letters = {"seq-len": "s", "image-size": "i", "model.depth": "m"}
+    assert record.trials[0].folder == f"trials/0001-{letters[axis]}0008"
+    assert read_record(tmp_path / "run") == record
+
+
+def test_a_sweep_along_an_axis_that_was_killed_is_the_same_sweep(tmp_path: Path) -> None:
+    spec = a_spec(device="cuda", seq_len=8)
+    header = a_header(spec=spec, settings=Settings(floor=8, cap=512, step=8, axis="seq-len"))
+    with Journal.create(tmp_path / "whole", header) as journal:
+        whole = run_sweep(journal, ScriptedRunner(_largest("seq-len", 304)), Silent())
+    for done in range(len(whole.trials)):
+        with Journal.create(tmp_path / f"half-{done}", header) as journal:
+            assert whole.device is not None
+            journal.set_device(whole.device, None)
+            for trial in whole.trials[:done]:
+                journal.add(trial)
+        with Journal.reopen(tmp_path / f"half-{done}") as journal:
+            again = run_sweep(journal, ScriptedRunner(_largest("seq-len", 304)), Silent())
+        assert [trial.size for trial in again.trials] == [trial.size for trial in whole.trials]
+
+
+@pytest.mark.parametrize(("batch", "refused_to"), [(1, 32), (1, 64), (1, 512), (2, 32)])
+def test_images_that_batch_norm_refuses_at_batch_one_raise_the_floor(
+    tmp_path: Path, batch: int, refused_to: int
+) -> None:
+    largest = _largest("image-size", 700)
+
+    def script(spec: TrialSpec) -> Outcome:
+        if spec.image_size is not None and spec.image_size <= refused_to:
+            return a_broken(reason="ValueError: Expected more than 1 value per channel when training, got input size 1")
+        return largest(spec)
+
+    header = a_header(
+        spec=a_spec(device="cuda", image_size=32, batch_size=batch),
+        settings=Settings(floor=32, cap=800, axis="image-size"),
+    )
+    with Journal.create(tmp_path / "run", header) as journal:
+        record = run_sweep(journal, ScriptedRunner(script), Silent())
+    if batch > 1 or refused_to == 512:  # another fault, or nothing left below the cap
+        assert record.broken is not None
+        return
+    assert (record.floor, record.max_size, record.proven) == (2 * refused_to, 700, True)
+    assert any(f"started at {2 * refused_to}" in warning for warning in record.warnings)

@@ -36,3 +36,28 @@ class ReadsAValue(Linears):
 def reads_a_value() -> nn.Module:
     """Looks at its input on the host, which a step on meta tensors has not."""
     return ReadsAValue()
+
+
+class KeepsItsRows(Linears):
+    """Asks its own positions, which are known, which rows to keep: every second one."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = super().forward(x[torch.arange(len(x), device=x.device) % 2 == 0])
+        if len(kept) != (len(x) + 1) // 2:
+            raise AssertionError(len(kept))
+        return kept
+
+
+def keeps_its_rows() -> nn.Module:
+    return KeepsItsRows()
+
+
+class DropsRows(Linears):
+    """Keeps the rows whose sum is positive, which only arithmetic tells."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x[x.sum(1) > 0])
+
+
+def drops_rows() -> nn.Module:
+    return DropsRows()

@@ -5,6 +5,7 @@ A device measures and executes; it decides nothing.  The order of calls in one t
     device = open_device(name, limit)   limits set, nothing built yet
     with device.session():              everything below runs inside
         model = device.place(model)     parameters and buffers take memory
+        device.place_optimizer(made)    and so does state that is there from the start
         with device.phase("inputs", 0): batch = device.place_batch(batch)
         with device.phase("forward", 0), device.autocast(precision): ...
         device.usage(); device.reset_peaks()
@@ -23,7 +24,8 @@ import torch
 from torch import nn
 
 from sweeper.cards import Card
-from sweeper.trial import Breakdown, CardMemory, DeviceReport, Phase, Precision
+from sweeper.trial import Breakdown, CardMemory, DeviceReport, Fragmentation, Phase, Precision
+from sweeper.worker.activity import Reading
 
 __all__ = [
     "Device",
@@ -89,6 +91,9 @@ class Device(ABC):
         """Return ``batch`` (tensors in tuples, lists and dicts) on the device."""
         return map_tensors(batch, lambda tensor: tensor.to(self.torch_device))
 
+    def place_optimizer(self, optimizer: torch.optim.Optimizer) -> None:  # noqa: B027 - most have nothing to do
+        """Take note of the state that ``optimizer`` made with itself, as Adagrad does; it is over placed parameters."""
+
     @abstractmethod
     def autocast(self, precision: Precision) -> AbstractContextManager[Any]:
         """The forward and the loss run inside; does nothing unless ``precision`` is one of the ``amp-`` kind."""
@@ -113,18 +118,34 @@ class Device(ABC):
         """A clock read after all queued work is done; None where nothing is computed."""
 
     def loss_value(self, loss: torch.Tensor) -> float | None:
-        return float(loss.detach().float().item())
+        return float(loss.detach().item())
 
     def card_memory(self) -> CardMemory | None:
         """The driver's view of the card now, where there is a driver."""
         return None
 
+    def activity(self) -> Reading | None:
+        """How busy the card is now; None where there is no driver that could tell."""
+        return None
+
     def allocator_retries(self) -> int | None:
+        return None
+
+    def fragmentation(self) -> Fragmentation | None:
+        """The caching allocator's blocks now, where there is one; it takes longer than a step may."""
+        return None
+
+    def host_peak_bytes(self) -> int | None:
+        """The most this process has held of the machine's memory, where the device is something else."""
         return None
 
     def breakdowns(self) -> tuple[Breakdown, Breakdown] | None:
         """(at the peak, the most each kind held) where the device sees every allocation; None elsewhere."""
         return None
+
+    def notes(self) -> tuple[str, ...]:
+        """What whoever reads the trial's outcome must know of how the device came by it; sentences."""
+        return ()
 
     @abstractmethod
     def failure_detail(self, error: BaseException) -> FailureDetail:
@@ -153,20 +174,23 @@ def torchvision_version() -> str:
     return metadata.version("torchvision")
 
 
-def open_device(name: str, memory_limit_bytes: int | None = None, card: Card | None = None) -> Device:
+def open_device(
+    name: str, memory_limit_bytes: int | None = None, card: Card | None = None, alloc_conf: str | None = None
+) -> Device:
     """Return the device of that name, its limit set; ``card`` is what to simulate where the name does not say it all.
 
-    Raises ``DeviceMissing`` when it is not on this machine, and ``UnknownName`` for a card that is in no catalogue.
+    ``alloc_conf`` is what PyTorch's CUDA allocator is told, where there is one.  Raises ``DeviceMissing`` when it is
+    not on this machine, and ``UnknownName`` for a card that is in no catalogue.
     """
     kind, _, rest = name.partition(":")
     if kind == "sim":
         from sweeper.worker.devices.simulated import SimulatedDevice
 
-        return SimulatedDevice(card=card or rest, memory_limit_bytes=memory_limit_bytes)
+        return SimulatedDevice(card=card or rest, memory_limit_bytes=memory_limit_bytes, alloc_conf=alloc_conf)
     if kind == "cuda":
         from sweeper.worker.devices.cuda import CudaDevice
 
-        return CudaDevice(index=int(rest or 0), memory_limit_bytes=memory_limit_bytes)
+        return CudaDevice(index=int(rest or 0), memory_limit_bytes=memory_limit_bytes, alloc_conf=alloc_conf)
     if kind == "cpu":
         from sweeper.worker.devices.cpu import CpuDevice
 

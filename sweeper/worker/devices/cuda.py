@@ -11,13 +11,17 @@ exception arrives it is too late: autograd has dropped what backward held, and t
 import contextlib
 import os
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pynvml
 import torch
 
-from sweeper.trial import CardMemory, DeviceReport, Precision
+from sweeper.allocator_conf import VARIABLES, words_in_force
+from sweeper.host_memory import status_bytes
+from sweeper.trial import CardMemory, DeviceReport, Fragmentation, Precision
+from sweeper.worker.activity import Reading
 from sweeper.worker.devices import Device, DeviceMissing, FailureDetail, Usage, amp_dtype, torchvision_version
 
 __all__ = ["CudaDevice"]
@@ -29,7 +33,10 @@ _GRANULE_BYTES = 2 << 20
 class CudaDevice(Device):
     """One GPU.  ``capacity_bytes`` is what cudaMalloc could give when the trial began, under the limit."""
 
-    def __init__(self, *, index: int, memory_limit_bytes: int | None) -> None:
+    def __init__(self, *, index: int, memory_limit_bytes: int | None, alloc_conf: str | None = None) -> None:
+        if alloc_conf is not None:
+            # Read once, when the allocator begins: before the context.  All of them, whichever this release looks at.
+            os.environ.update(dict.fromkeys(VARIABLES, alloc_conf))
         if not torch.cuda.is_available():
             raise DeviceMissing(_why_not())
         if index >= torch.cuda.device_count():
@@ -65,7 +72,7 @@ class CudaDevice(Device):
             multiprocessors=None if torch.version.hip else properties.multi_processor_count,
             driver=self._driver.version(),
             cuda=torch.version.cuda or (torch.version.hip and f"ROCm {torch.version.hip}"),
-            allocator_conf=os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF"),
+            allocator_conf=words_in_force() or None,
             torch=torch.__version__,
             torchvision=torchvision_version(),
         )
@@ -95,6 +102,27 @@ class CudaDevice(Device):
 
     def card_memory(self) -> CardMemory | None:
         return self._driver.memory()
+
+    def activity(self) -> Reading | None:
+        return self._driver.activity()
+
+    def fragmentation(self) -> Fragmentation:
+        usage = self.usage()
+        free = (
+            block["size"]
+            for segment in torch.cuda.memory_snapshot()
+            if segment["device"] == self.torch_device.index
+            for block in segment["blocks"]
+            if block["state"] == "inactive"  # torch/csrc/cuda/memory_snapshot.cpp, torch 2.14
+        )
+        return Fragmentation(
+            allocated_bytes=usage.allocated_bytes,
+            reserved_bytes=usage.reserved_bytes,
+            largest_free_bytes=max(free, default=0),
+        )
+
+    def host_peak_bytes(self) -> int | None:
+        return status_bytes("VmHWM")
 
     def allocator_retries(self) -> int:
         return int(torch.cuda.memory_stats(self.torch_device)["num_alloc_retries"])
@@ -171,6 +199,26 @@ class _Driver:
                 total_bytes=int(memory.total), used_bytes=int(memory.used), process_bytes=self._process_bytes()
             )
         return None
+
+    def activity(self) -> Reading | None:
+        if self._handle is None:
+            return None
+        nvml, handle = self._nvml, self._handle
+        utilization = self._told(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        milliwatts = self._told(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
+        return Reading(
+            utilization_percent=utilization,
+            power_w=None if milliwatts is None else milliwatts / 1000,
+            clock_mhz=self._told(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+            temperature_c=self._told(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+        )
+
+    def _told(self, ask: Callable[[], Any]) -> float | None:
+        """What ``ask`` returns; None where this card or driver does not tell."""
+        try:
+            return float(ask())
+        except self._nvml.NVMLError:
+            return None
 
     def _process_bytes(self) -> int | None:
         """Bytes of this process; None inside a container that hides process numbers, and on Windows' WDDM."""

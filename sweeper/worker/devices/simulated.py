@@ -6,7 +6,6 @@ allocation; ``sweeper.allocator`` decides, and refuses when the card would.  No 
 ``sweeper.calibration``.
 """
 
-import os
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -17,11 +16,13 @@ from torch import nn
 
 from sweeper import calibration
 from sweeper.allocator import AllocatorConf, CachingAllocator
+from sweeper.allocator_conf import words_in_force
 from sweeper.cards import Card
 from sweeper.cards import card as find_card
 from sweeper.trace import Trace
-from sweeper.trial import Breakdown, DeviceReport, Phase, Precision
+from sweeper.trial import Breakdown, DeviceReport, Fragmentation, Phase, Precision
 from sweeper.worker.devices import Device, FailureDetail, Usage, amp_dtype, map_tensors, torchvision_version
+from sweeper.worker.optimizers import state_tensors
 from sweeper.worker.tracing import (
     Ledger,
     SimulatedGradScaler,
@@ -34,6 +35,7 @@ from sweeper.worker.tracing.autocast import casting
 from sweeper.worker.tracing.kernels import CudaKernels
 from sweeper.worker.tracing.modules import ModulePaths
 from sweeper.worker.tracing.selection import selecting
+from sweeper.worker.tracing.values import MOST_INPUT_BYTES, Literals, Values
 
 __all__ = ["SimulatedDevice"]
 
@@ -44,7 +46,8 @@ class SimulatedDevice(Device):
     With ``record`` its capacity is unlimited, and ``trace`` is what it was asked.
 
     Raises ``UnknownName`` when the catalogue has no such card.  The allocator is configured, as the real one, by
-    ``PYTORCH_CUDA_ALLOC_CONF``.  Without ``cudnn_workspaces`` convolutions take none, as on the stand-in runtime.
+    ``PYTORCH_CUDA_ALLOC_CONF``, unless ``alloc_conf`` says how.  Without ``cudnn_workspaces`` convolutions take none,
+    as on the stand-in runtime.
 
     With ``reductions`` sums over very many elements, and the gradients of embeddings of many tokens, take their
     scratch, as on the card.  It is left out otherwise because it follows no line over the batch, and a prediction is a
@@ -58,6 +61,7 @@ class SimulatedDevice(Device):
         card: str | Card,
         memory_limit_bytes: int | None = None,
         *,
+        alloc_conf: str | None = None,
         record: bool = False,
         cudnn_workspaces: bool = True,
         reductions: bool = False,
@@ -70,23 +74,35 @@ class SimulatedDevice(Device):
         if memory_limit_bytes is not None:
             self.capacity_bytes = min(self.capacity_bytes, memory_limit_bytes)
             limit_bytes = calibration.allocator_bytes(self._card, memory_limit_bytes)
-        self._conf = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+        self._record, self._limit_bytes = record, limit_bytes
+        self._cudnn_workspaces, self._reductions = cudnn_workspaces, reductions
+        self._conf = words_in_force(alloc_conf)
+        major, minor = self._card.compute_capability.split(".")
+        self._compute_capability = int(major), int(minor)
+        self.start_over(with_values=False)
+
+    def start_over(self, *, with_values: bool) -> None:
+        """Forget what ran, for a step to be run from its beginning; ``with_values`` small tensors have some."""
+        unlimited = self._record
         self._allocator = CachingAllocator(
-            capacity_bytes=None if record else calibration.allocator_bytes(self._card, self._card.capacity_bytes),
-            memory_fraction_limit_bytes=None if record else limit_bytes,
+            capacity_bytes=None if unlimited else calibration.allocator_bytes(self._card, self._card.capacity_bytes),
+            memory_fraction_limit_bytes=None if unlimited else self._limit_bytes,
             total_bytes=self._card.total_bytes,
             conf=AllocatorConf.parse(self._conf),
         )
-        major, minor = self._card.compute_capability.split(".")
-        self._compute_capability = int(major), int(minor)
+        self._values = Values() if with_values else None
         self._ledger = Ledger(self._allocator)
         self._modules = ModulePaths()
         kernels = CudaKernels(
             self._compute_capability,
-            multiprocessors=self._card.multiprocessors if reductions else None,
-            cudnn_workspaces=cudnn_workspaces,
+            multiprocessors=self._card.multiprocessors if self._reductions else None,
+            cudnn_workspaces=self._cudnn_workspaces,
         )
-        self._tracer = Tracer(self._ledger, self._modules, kernels)
+        self._tracer = Tracer(self._ledger, self._modules, kernels, self._values)
+
+    @property
+    def has_values(self) -> bool:
+        return self._values is not None
 
     def report(self) -> DeviceReport:
         return DeviceReport(
@@ -107,10 +123,12 @@ class SimulatedDevice(Device):
     def session(self) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(self._modules.followed())
-            stack.enter_context(stepping_as_on_cuda())
+            stack.enter_context(stepping_as_on_cuda(self._ledger))
             stack.enter_context(selecting(self._compute_capability, has_cudnn=self._card.vendor != "AMD"))
             stack.enter_context(casting())
             stack.enter_context(self._tracer)
+            if self._values is not None:
+                stack.enter_context(Literals(self._values, self._tracer.announce_literal))
             yield
 
     @contextmanager
@@ -137,6 +155,10 @@ class SimulatedDevice(Device):
             if isinstance(module, nn.RNNBase):
                 self._flatten(module, path)
         return model
+
+    def place_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        for tensor in state_tensors(optimizer):
+            self._tracer.announce(tensor, type(optimizer).__name__, "", "optimizer")
 
     def _flatten(self, module: nn.RNNBase, path: str) -> None:
         """Now, as in ``nn.Module.to``, and whenever the model itself asks for it, as some do in every forward."""
@@ -194,8 +216,19 @@ class SimulatedDevice(Device):
     def allocator_retries(self) -> int | None:
         return self._allocator.retries
 
+    def fragmentation(self) -> Fragmentation:
+        """As simulated: what a calibration adds to the reserved peak lies in no block."""
+        return Fragmentation(
+            allocated_bytes=self._allocator.allocated_bytes,
+            reserved_bytes=self._allocator.reserved_bytes,
+            largest_free_bytes=self._allocator.largest_free_block_bytes,
+        )
+
     def breakdowns(self) -> tuple[Breakdown, Breakdown]:
         return self._ledger.breakdowns()
+
+    def notes(self) -> tuple[str, ...]:
+        return self._values.notes() if self._values is not None else ()
 
     def failure_detail(self, error: BaseException) -> FailureDetail:
         if not isinstance(error, SimulatedOutOfMemory):
@@ -222,6 +255,10 @@ class SimulatedDevice(Device):
                 tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta", requires_grad=tensor.requires_grad
             )
         self._tracer.announce(placed, "to", "", "inputs")
+        if self._values is not None and placed.untyped_storage().nbytes() <= MOST_INPUT_BYTES:
+            known = self._values.of(tensor)
+            if known is not None:
+                self._values.keep(placed, known)
         return placed
 
 

@@ -36,7 +36,9 @@ class Workload:
     ``make_batch(size)`` returns (inputs, targets); ``loss(outputs, targets)`` returns a scalar to call backward on.
     ``tokens`` is how many one sample has, for models of sequences.  ``checkpoint`` is the library's own switch for
     computing activations again in backward; it returns what was wrapped, in words.  ``sizes`` are the fields of a
-    ``ModelReport`` that say which inputs the model takes.
+    ``ModelReport`` that say which inputs the model takes.  ``optimizer(parameters)`` makes the optimizer in place of
+    ``--optimizer``; ``train_step(model, batch, optimizer)`` does forward, backward and step, and returns the loss or
+    None.
     """
 
     model: nn.Module
@@ -46,6 +48,8 @@ class Workload:
     tokens: int | None = None
     checkpoint: Callable[[], str] | None = None
     sizes: Mapping[str, Any] = field(default_factory=dict)
+    optimizer: Callable[[list[nn.Parameter]], Any] | None = None
+    train_step: Callable[[nn.Module, Batch, Any], Any] | None = None
 
 
 def mean_of_outputs(outputs: Any, targets: Any) -> Tensor:

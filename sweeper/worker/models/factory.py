@@ -5,8 +5,9 @@ A factory is any callable that returns one of two things:
 an ``nn.Module`` with ``example_inputs(batch)``
     The loss is then ``mean_of_outputs``.
 an object with ``model``, ``make_batch(batch)`` and ``loss(outputs, targets)``
-    A ``Workload``, or anything of that shape, so that users need not import sweeper; ``forward(model, inputs)`` may be
-    there too.
+    A ``Workload``, or anything of that shape, so that users need not import sweeper.  ``forward(model, inputs)``,
+    ``optimizer(parameters)`` and ``train_step(model, batch, optimizer)`` may be there too; with the last, ``loss`` need
+    not be.
 
 What the user's code raises is not touched: its traceback is the report.
 """
@@ -134,10 +135,31 @@ def _as_workload(made: Any, name: str) -> Workload:
             raise UsageError(f"{name} returned a {type(made).__name__} without example_inputs", hint=_WHAT_TO_RETURN)
         return Workload(model=made, make_batch=lambda batch: (example_inputs(batch), None), loss=mean_of_outputs)
     model, make_batch, loss = (getattr(made, part, None) for part in ("model", "make_batch", "loss"))
+    optimizer, train_step = (_own(made, part, name) for part in ("optimizer", "train_step"))
+    if train_step is not None and loss is None:
+        loss = mean_of_outputs
     if isinstance(model, nn.Module) and callable(make_batch) and callable(loss):
         forward = getattr(made, "forward", None) or call_model
-        return Workload(model=model, make_batch=make_batch, loss=loss, forward=forward)
+        return Workload(
+            model=model,
+            make_batch=make_batch,
+            loss=loss,
+            forward=forward,
+            optimizer=optimizer,
+            train_step=train_step,
+        )
     raise UsageError(f"{name} returned {_describe(made)}, which is no model", hint=_WHAT_TO_RETURN)
+
+
+def _own(made: Any, part: str, name: str) -> Callable[..., Any] | None:
+    """A part that need not be there.  Raises ``UsageError`` when it is there and cannot be called."""
+    found = getattr(made, part, None)
+    if found is not None and not callable(found):
+        raise UsageError(
+            f"{name}: {part} is a {type(found).__name__}, not a function",
+            hint="write optimizer(parameters), which makes one, and train_step(model, batch, optimizer)",
+        )
+    return found
 
 
 def _describe(made: Any) -> str:

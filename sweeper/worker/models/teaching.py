@@ -17,13 +17,18 @@ from sweeper.worker.models.factory import call
 
 __all__ = ["FACTORIES", "build", "mlp", "small_cnn", "tiny_transformer"]
 
+_DEFAULT_IMAGE_SIZE = 64
+_DEFAULT_SEQ_LEN = 128
+
 
 def build(name: str, model_args: Mapping[str, Any], image_size: int | None) -> Workload:
     """Return the teaching model ``name``.  Raises ``UsageError`` for an argument it does not take."""
     return call(FACTORIES[name], name, model_args, image_size)  # type: ignore[no-any-return]
 
 
-def small_cnn(*, depth: int = 4, width: int = 16, image_size: int = 64, num_classes: int = 10) -> Workload:
+def small_cnn(
+    *, depth: int = 4, width: int = 16, image_size: int = _DEFAULT_IMAGE_SIZE, num_classes: int = 10
+) -> Workload:
     """A plain CNN: ``depth`` blocks of convolution, batch norm and ReLU, then the mean over the map and a classifier.
 
     The first block has ``width`` channels; every second block halves the map and doubles the channels.
@@ -48,7 +53,8 @@ def small_cnn(*, depth: int = 4, width: int = 16, image_size: int = 64, num_clas
     def make_batch(batch: int) -> Batch:
         return torch.randn(batch, 3, image_size, image_size), torch.randint(num_classes, (batch,))
 
-    return Workload(model=model, make_batch=make_batch, loss=F.cross_entropy)
+    sizes = {"image_size": _DEFAULT_IMAGE_SIZE, "image_step": 1, "image_least": 4}
+    return Workload(model=model, make_batch=make_batch, loss=F.cross_entropy, sizes=sizes)
 
 
 def mlp(*, depth: int = 4, width: int = 1024, features: int = 784, num_classes: int = 10) -> Workload:
@@ -107,7 +113,7 @@ def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def tiny_transformer(
-    *, depth: int = 2, width: int = 128, heads: int = 4, seq_len: int = 128, vocab: int = 1000
+    *, depth: int = 2, width: int = 128, heads: int = 4, seq_len: int = _DEFAULT_SEQ_LEN, vocab: int = 1000
 ) -> Workload:
     """A small GPT that learns to say the next token.  ``heads`` must divide ``width``."""
     require_counts(depth=depth, width=width, heads=heads, seq_len=seq_len, vocab=vocab)
@@ -122,7 +128,14 @@ def tiny_transformer(
         # Copies, not two views of one storage: that is how a data loader's collate hands them over.
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
-    return Workload(model=model, make_batch=make_batch, loss=next_token_loss)
+    return Workload(
+        model=model,
+        make_batch=make_batch,
+        loss=next_token_loss,
+        tokens=seq_len,
+        # Its positions are made for the length it is given, so any length goes.
+        sizes={"inputs": f"{seq_len} tokens", "seq_len": _DEFAULT_SEQ_LEN, "token_step": 1},
+    )
 
 
 FACTORIES: Mapping[str, Callable[..., Workload]] = {

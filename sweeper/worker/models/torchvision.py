@@ -3,13 +3,14 @@
 The input size is the crop of the default weights' own transforms (``Weights.DEFAULT.transforms()``); nothing is
 downloaded.  Weights are random: memory does not depend on their values.
 
-Run as ``python -m sweeper.worker.models.torchvision`` it prints the two lists that ``sweeper.model_names`` keeps.
+Run as ``python -m sweeper.worker.models.torchvision`` it prints the lists that ``sweeper.model_names`` keeps.
 """
 
 import inspect
 import textwrap
 import typing
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from sweeper.errors import UsageError
 from sweeper.worker.models import Batch, Workload, require_counts
 from sweeper.worker.models.meta import parameters_on_meta
 
-__all__ = ["build", "classification_loss", "names", "native_size", "other_names"]
+__all__ = ["build", "classification_loss", "construct", "installed", "names", "native_size"]
 
 # How much each auxiliary classifier adds to the loss while training.
 # GoogLeNet: Szegedy et al. 2014, "Going Deeper with Convolutions", section 5, "weighted by 0.3".
@@ -41,17 +42,17 @@ _SMALLEST_INCEPTION_WITH_AUX = 299
 _MAXVIT_MULTIPLE = 224
 
 # What the builders take that is no choice here: weights are random, and the size is --image-size.
-_NOT_ARGUMENTS = {"weights", "progress", "input_size"}
+_NOT_ARGUMENTS = {"weights", "weights_backbone", "progress", "input_size"}
 
 
-def names() -> tuple[str, ...]:
-    """The classification models of the installed torchvision."""
-    return tuple(models.list_models(module=models))
+def names(kind: ModuleType = models) -> tuple[str, ...]:
+    """The models of one kind in the installed torchvision, a module such as ``models.detection``: classification."""
+    return tuple(models.list_models(module=kind))
 
 
-def other_names() -> tuple[str, ...]:
-    """Its other models: quantized, detection, segmentation, video and optical flow."""
-    return tuple(sorted(set(models.list_models()) - set(names())))
+def installed() -> frozenset[str]:
+    """Every model of the installed torchvision, of all kinds."""
+    return frozenset(models.list_models())
 
 
 def native_size(name: str) -> int:
@@ -77,7 +78,16 @@ def build(name: str, model_args: Mapping[str, Any], image_size: int | None) -> W
     def make_batch(batch: int) -> Batch:
         return torch.randn(batch, 3, size, size), torch.randint(num_classes, (batch,))
 
-    return Workload(model=_construct(name, model_args, shape), make_batch=make_batch, loss=classification_loss)
+    return Workload(
+        model=construct(name, model_args, shape),
+        make_batch=make_batch,
+        loss=classification_loss,
+        sizes={
+            "image_size": native_size(name),
+            "image_step": _multiple(name),
+            "image_least": max(_multiple(name), _smallest(name, bool(model_args.get("aux_logits", True)))),
+        },
+    )
 
 
 def classification_loss(outputs: Any, targets: Tensor) -> Tensor:
@@ -94,9 +104,7 @@ def classification_loss(outputs: Any, targets: Tensor) -> Tensor:
 
 def _check_image_size(name: str, size: int, *, auxiliary: bool) -> None:
     require_counts(image_size=size)
-    multiple = _MAXVIT_MULTIPLE if name.startswith("maxvit") else 1
-    if name.startswith("vit_"):
-        multiple = int(name.rpartition("_")[2])  # vit_b_16 has patches of 16 pixels
+    multiple = _multiple(name)
     if size % multiple:
         near = max(multiple, round(size / multiple) * multiple)
         raise UsageError(
@@ -110,6 +118,13 @@ def _check_image_size(name: str, size: int, *, auxiliary: bool) -> None:
         raise UsageError(f"{name} cannot train on images of {size} pixels; the smallest is {smallest}", hint=hint)
 
 
+def _multiple(name: str) -> int:
+    """What the sides of the images must be multiples of."""
+    if name.startswith("vit_"):
+        return int(name.rpartition("_")[2])  # vit_b_16 has patches of 16 pixels
+    return _MAXVIT_MULTIPLE if name.startswith("maxvit") else 1
+
+
 def _smallest(name: str, auxiliary: bool) -> int:
     if name.startswith(("vit_", "maxvit")):
         return 1  # any multiple, which is checked before
@@ -121,7 +136,11 @@ def _smallest(name: str, auxiliary: bool) -> int:
     return int(models.get_model_weights(name).DEFAULT.meta["min_size"][0])
 
 
-def _construct(name: str, arguments: Mapping[str, Any], shape: Mapping[str, Any]) -> nn.Module:
+def construct(name: str, arguments: Mapping[str, Any], shape: Mapping[str, Any]) -> nn.Module:
+    """Return the model ``name`` with random weights; ``shape`` are arguments that no user gave.
+
+    Raises ``UsageError`` naming those of ``arguments`` that its builder does not take.
+    """
     refused = _NOT_ARGUMENTS & set(arguments)
     if not refused:
         try:
@@ -138,7 +157,9 @@ def _construct(name: str, arguments: Mapping[str, Any], shape: Mapping[str, Any]
 
 def _call_builder(name: str, arguments: Mapping[str, Any]) -> nn.Module:
     # Left open, init_weights of these two warns that its default will change; True draws truncated normals for seconds.
-    quick = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
+    quick: dict[str, Any] = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
+    if "weights_backbone" in inspect.signature(models.get_model_builder(name)).parameters:
+        quick["weights_backbone"] = None
     return models.get_model(name, weights=None, **{**quick, **arguments})  # type: ignore[no-any-return]
 
 
@@ -163,13 +184,15 @@ def _scalar_parameters(name: str) -> list[str]:
     hints = typing.get_type_hints(constructor)
     return [
         parameter
-        for parameter in inspect.signature(constructor).parameters
+        for parameter, described in inspect.signature(constructor).parameters.items()
         if hints.get(parameter) in (int, float, bool, str, int | None, float | None, bool | None, str | None)
+        or isinstance(described.default, int | float | str)
     ]
 
 
 if __name__ == "__main__":
     print(f"# torchvision {torchvision.__version__}")
-    for listing in (names(), other_names()):
-        row = ", ".join(f'"{name}"' for name in listing)
+    for kind in (models, models.detection, models.segmentation, models.video, models.optical_flow, models.quantization):
+        row = ", ".join(f'"{name}"' for name in names(kind))
+        print(f"# {kind.__name__}")
         print(textwrap.fill(f"{row},", 120, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False))

@@ -62,6 +62,9 @@ PROMOTE = (
     "scatter_add",
 )  # fmt: skip
 
+# torchvision's operators on boxes compute in fp32 and return their input's type: torchvision/csrc/ops/autocast.
+_OF_TORCHVISION = ("nms", "roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool", "deform_conv2d")
+
 BANNED = ("binary_cross_entropy",)
 
 # ``norm`` has its dtype in other overloads: AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE.
@@ -208,6 +211,12 @@ def _register() -> None:
                 library.impl(name, _kernel(name, make))
     library.impl("_cudnn_rnn", _kernel("_cudnn_rnn", _network_kernel))
     _LIBRARIES.extend((through, library))
+    found = [name for name in _OF_TORCHVISION if f"torchvision::{name}" in known]
+    if found:  # torchvision is imported
+        library = torch.library.Library("torchvision", "IMPL", _KEY.name)
+        for name in found:
+            library.impl(name, _box_kernel(getattr(torch.ops.torchvision, name).default))
+        _LIBRARIES.append(library)
 
 
 Rule = Callable[[_Casts, tuple[Any, ...], dict[str, Any]], Any]
@@ -253,6 +262,19 @@ def _fp32_output_kernel(name: str) -> Rule:
         return wide(*args[:place], **{**kwargs, "dtype": torch.float32})
 
     return rule
+
+
+def _box_kernel(op: Any) -> Callable[..., Any]:
+    def kernel(*args: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_KEY_SET):
+            if not torch.is_autocast_enabled("cuda"):
+                return op(*args)
+            result, dtype = _casts.call(op, args, {}, torch.float32), args[0].dtype
+            if isinstance(result, tuple):
+                return tuple(each.to(dtype) for each in result)
+            return result if op is torch.ops.torchvision.nms.default else result.to(dtype)
+
+    return kernel
 
 
 def _promote_kernel(name: str) -> Rule:

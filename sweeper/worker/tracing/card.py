@@ -24,6 +24,9 @@ class Card(Protocol):
     def empty_cache(self) -> None:
         """Have the allocator give back what is wholly free."""
 
+    def number_only_scales(self) -> bool:
+        """Does a number that is read now, of a tensor, change nothing but other numbers?"""
+
     def stores_gradient(self) -> bool:
         """Is autograd, just now, keeping a gradient as some parameter's ``.grad``?"""
 

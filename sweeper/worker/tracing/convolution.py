@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 from sweeper.worker.tracing import cudnn, reductions
 from sweeper.worker.tracing.card import Card
 
-__all__ = ["backward", "copy_into", "forward"]
+__all__ = ["backward", "copy_into", "forward", "suggested"]
 
 Run = Callable[[Card, cudnn.Direction, cudnn.Convolution], None]
 
@@ -80,7 +80,7 @@ def backward(
     layout = _layout(source, weight)
     give_back_source = copy_into(card, source, layout, func) if wanted[1] else _nothing
     give_back_gradient = _nothing
-    if _suggested(gradient) != layout:
+    if suggested(gradient) != layout:
         give_back_gradient = card.scratch(gradient.numel() * gradient.element_size(), _name(func))
         gradient = torch.empty(gradient.shape, dtype=gradient.dtype, device="meta", memory_format=layout)
     depthwise = _is_depthwise(source, weight, layout, args[4:10])
@@ -136,12 +136,12 @@ def copy_into(card: Card, tensor: torch.Tensor, layout: torch.memory_format, fun
 def _layout(source: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
     """Channels last if the input or the weight is: ``cudnn_conv_suggest_memory_format``, ConvUtils.h."""
     for tensor in (source, weight):
-        if (layout := _suggested(tensor)) != torch.contiguous_format:
+        if (layout := suggested(tensor)) != torch.contiguous_format:
             return layout
     return torch.contiguous_format
 
 
-def _suggested(tensor: torch.Tensor) -> torch.memory_format:
+def suggested(tensor: torch.Tensor) -> torch.memory_format:
     """``suggest_memory_format``, c10/core/MemoryFormat.h: does the order of the strides say channels last?"""
     layout = _CHANNELS_LAST.get(tensor.dim())
     if layout is None:

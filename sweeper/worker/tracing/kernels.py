@@ -24,6 +24,7 @@ from sweeper.worker.tracing import (
     cudnn,
     cudnn_attention,
     indexing,
+    math_attention,
     pointwise,
     recurrent,
     recurrent_cells,
@@ -75,6 +76,10 @@ class CudaKernels:
             return partial(_native_layer_norm_backward, self._processors)
         if func is aten.embedding_dense_backward.default:
             return partial(indexing.embedding_backward, sorts=self._processors is not None)
+        if func is aten.mse_loss.default:
+            return partial(_mse_loss, self._processors)
+        if func in (aten.max.default, aten.min.default):
+            return partial(_extreme, self._processors)
         if func in reductions.OPERATORS and self._processors is not None:
             return partial(reductions.reduce, self._processors)
         if func._schema.name.startswith("aten::_foreach_") and not func._schema.returns:
@@ -124,6 +129,7 @@ _MATRIX_PRODUCTS = {
     aten.dot,
     aten.vdot,
     aten._addmm_activation,
+    aten._scaled_mm,
 }
 
 
@@ -134,8 +140,11 @@ _CUBLASLT_BYTES = 1 * MIB
 def _goes_through_cublaslt(func: OpOverload, args: Any, kwargs: Any) -> bool:
     """A bias of one row, unscaled, on a matrix of more than one row and column: ``addmm_out_cuda_impl``, cuda/Blas.cpp.
 
-    Read in 2.6 and held against the binaries of 2.6 and 2.9, built for CUDA 12.4 and 12.8.
+    Read in 2.6 and held against the binaries of 2.6 and 2.9, built for CUDA 12.4 and 12.8.  Products of 8-bit floats
+    always do: ``scaled_gemm``, aten/src/ATen/cuda/CUDABlas.cpp.
     """
+    if func.overloadpacket is aten._scaled_mm:
+        return True
     if func.overloadpacket not in (aten.addmm, aten._addmm_activation) or kwargs.get("beta", 1) != 1:
         return False
     bias: torch.Tensor = args[0]
@@ -178,6 +187,46 @@ def _foreach_in_place(card: Card, func: OpOverload, args: Any, kwargs: Any) -> N
     """Changes values and nothing else, on every device; without values there is nothing to do."""
     if not args[0] or not args[0][0].is_meta:
         func(*args, **kwargs)
+
+
+def _number(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
+    """A number read from a tensor takes nothing; where it only scales, one will do."""
+    return 1.0 if args[0].is_meta and card.number_only_scales() else func(*args, **kwargs)
+
+
+def _mse_loss(processors: reductions.Processors | None, card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
+    """The loss, with room for every element though it is one; then every element, which are reduced into it.
+
+    ``mse_loss``, Loss.cpp: its result is sized for the elements before it is sized for one, and keeps the room.  Seen
+    in the allocator's history of 2.14.
+    """
+    source, target = args[:2]
+    reduction = args[2] if len(args) > 2 else kwargs.get("reduction", 1)
+    if reduction == 0 or not source.is_meta:
+        return func(*args, **kwargs)
+    shape = torch.broadcast_shapes(source.shape, target.shape)
+    room = torch.empty(shape, dtype=torch.promote_types(source.dtype, target.dtype), device="meta")
+    card.announce_result(room, func)
+    give_back = card.scratch(room.numel() * room.element_size(), "mse_loss")
+    if processors is not None:
+        reductions.share(processors, card, room, range(room.dim()))
+    give_back()
+    return room.resize_(())
+
+
+def _extreme(processors: reductions.Processors | None, card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
+    """The result, then a contiguous copy of an operand that is not: ``max`` and ``min``, ReduceAllOps.cpp."""
+    source: torch.Tensor = args[0]
+    result = func(*args, **kwargs)
+    if not source.is_meta:
+        return result
+    card.announce_result(result, func)
+    give_back = convolution.copy_into(card, source, torch.contiguous_format, func)
+    if processors is not None:
+        flat = torch.empty(source.numel(), dtype=source.dtype, device="meta")
+        reductions.share(processors, card, flat, [0])
+    give_back()
+    return result
 
 
 def _sum_of_gradients(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
@@ -242,14 +291,24 @@ def _batch_norm(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
 
 
 def _batch_norm_backward(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
-    """Gradients of input, weight and bias.  Sources as for the forward."""
-    source, weight, wanted = args[1], args[2], args[9]
+    """Gradients of input, weight and bias.  Sources as for the forward.
+
+    cuDNN, which runs in training but not for bfloat16, makes all three whoever wants them, after a copy of a gradient
+    that is in another layout than the input.
+    """
+    gradient, source, weight, training, wanted = args[0], args[1], args[2], args[7], args[9]
     if not source.is_meta:
         return func(*args, **kwargs)
-    likes = (source, weight, weight)
-    return tuple(
-        pointwise.like(like) if asked and like is not None else None for asked, like in zip(wanted, likes, strict=True)
-    )
+    by_cudnn = training and weight is not None and source.dtype != torch.bfloat16
+    give_back = convolution.copy_into(card, gradient, convolution.suggested(source), func) if by_cudnn else None
+    made = [
+        pointwise.like(like) if (by_cudnn or asked) and like is not None else None
+        for asked, like in zip(wanted, (source, weight, weight), strict=True)
+    ]
+    if give_back is not None:
+        card.announce_result(made, func)
+        give_back()
+    return tuple(result if asked else None for asked, result in zip(wanted, made, strict=True))
 
 
 def _native_layer_norm(card: Card, func: OpOverload, args: Any, kwargs: Any) -> Any:
@@ -345,9 +404,11 @@ _KERNELS: dict[OpOverload, Kernel] = {
     aten.div.Tensor: pointwise.binary,
     aten.add.Tensor: _sum_of_gradients,
     aten.detach.default: _detach,
+    aten._local_scalar_dense.default: _number,
     aten.native_dropout.default: pointwise.dropout,
     aten.native_dropout_backward.default: pointwise.dropout_backward,
     aten._softmax_backward_data.default: _softmax_backward,
+    aten._safe_softmax.default: math_attention.safe_softmax,
     aten.scalar_tensor.default: indexing.scalar_tensor,
     aten.where.self: indexing.where,
     aten.embedding.default: indexing.embedding,

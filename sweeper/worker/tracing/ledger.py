@@ -32,6 +32,7 @@ class Ledger:
 
     def __init__(self, allocator: CachingAllocator) -> None:
         self.allocator = allocator
+        self.optimizing: type[torch.optim.Optimizer] | None = None  # of what kind the optimizer is that steps just now
         self._events: list[int] = []
         self._sizes: list[int] = []
         self._held: list[int] = []  # what each took of the allocator's count, after rounding
@@ -59,7 +60,12 @@ class Ledger:
         return number
 
     def free(self, number: int) -> None:
-        if self._marks and self._marks[-1].phase == "step" == self._keys[self._labels_of[number]][2]:
+        _, _, phase, kind = self._keys[self._labels_of[number]]
+        if (
+            self._marks
+            and self._marks[-1].phase == phase
+            and (phase == "step" or (self.optimizing is not None and kind == "optimizer"))
+        ):
             # Made and gone within one optimizer step: scratch of its arithmetic, not state.
             self.relabel(number, "workspace")
         self._events.append(~number)

@@ -11,6 +11,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 __all__ = [
+    "ADAGRAD_IS_FUSED",
     "BLACKWELL_HAS_HOPPERS_WORKSPACE",
     "CUBLASLT_HAS_A_WORKSPACE",
     "CUBLASLT_KEEPS_ITS_WORKSPACE",
@@ -26,6 +27,9 @@ __all__ = [
 ]
 
 _RELEASE = TorchVersion(torch.__version__)
+
+# aten/src/ATen/native/native_functions.yaml: _fused_adagrad_ has a kernel for CUDA in 2.9 and 2.14, not in 2.6.
+ADAGRAD_IS_FUSED = _RELEASE >= "2.7"
 
 # getChosenWorkspaceSize, aten/src/ATen/cuda/CublasHandlePool.cpp: 32 MiB on sm90 alone in 2.6 and 2.9.
 BLACKWELL_HAS_HOPPERS_WORKSPACE = _RELEASE >= "2.10"

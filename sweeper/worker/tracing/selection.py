@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch._C import DispatchKey
 
-from sweeper.worker.tracing import cudnn_attention, recurrent_selection, releases
+from sweeper.worker.tracing import cudnn_attention, math_attention, recurrent_selection, releases
 from sweeper.worker.tracing.attention import added_mask, aligned, heads_agree
 from sweeper.worker.tracing.autocast import dispatch_key_open
 
@@ -118,19 +118,22 @@ def _attention(
     enable_gqa: bool = False,
 ) -> torch.Tensor:
     """The fused kernel that the card would choose: ``scaled_dot_product_attention``, transformers/attention.cpp."""
-    kernel: AttentionKernel = "math"
-    if query.is_meta and all(tensor.dim() == 4 for tensor in (query, key, value)):
-        kernel = attention_kernel(
-            query,
-            key,
-            value,
-            attn_mask,
-            dropout_p=dropout_p,
-            is_causal=is_causal,
-            enable_gqa=enable_gqa,
-            compute_capability=_compute_capability,
-            has_cudnn=_has_cudnn,
-        )
+    if not query.is_meta:
+        with torch._C._ExcludeDispatchKeyGuard(_KEY_SET):
+            return aten.scaled_dot_product_attention.default(  # type: ignore[no-any-return]
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
+    kernel = attention_kernel(
+        query,
+        key,
+        value,
+        attn_mask,
+        dropout_p=dropout_p,
+        is_causal=is_causal,
+        enable_gqa=enable_gqa,
+        compute_capability=_compute_capability,
+        has_cudnn=_has_cudnn,
+    )
     if kernel == "cudnn":
         added = None if attn_mask is None else added_mask(attn_mask, query.dtype)
         return cudnn_attention.attend(query, key, value, added, dropout_p, is_causal, scale)
@@ -139,8 +142,8 @@ def _attention(
     if kernel == "efficient":
         return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
     with torch._C._ExcludeDispatchKeyGuard(_KEY_SET):
-        return aten.scaled_dot_product_attention.default(  # type: ignore[no-any-return]
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        return math_attention.attend(
+            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa=enable_gqa, dropout=_dropout
         )
 
 
@@ -161,9 +164,13 @@ def attention_kernel(
 ) -> AttentionKernel:
     """The first that can run, in the order of ``select_sdp_backend``, transformers/cuda/sdp_utils.cpp.
 
-    For tensors of four axes.  That 2.14 lets one head serve all queries without ``enable_gqa`` is not known here.
+    Fused kernels take tensors of four axes.  Those that ``torch.nn.attention.sdpa_kernel`` forbids are left out; where
+    none is left this raises as PyTorch does.  That 2.14 lets one head serve all queries without ``enable_gqa`` is not
+    known here.
     """
     inputs = (query, key, value)
+    if any(tensor.dim() != 4 for tensor in inputs):
+        return _math_if_allowed()
     if has_cudnn and cudnn_attention.comes_first(
         *inputs, mask, dropout_p=dropout_p, enable_gqa=enable_gqa, compute_capability=compute_capability
     ):
@@ -178,6 +185,12 @@ def attention_kernel(
         return "flash"
     if efficient_can_run(*inputs, enable_gqa=enable_gqa, compute_capability=compute_capability):
         return "efficient"
+    return _math_if_allowed()
+
+
+def _math_if_allowed() -> AttentionKernel:
+    if not torch.backends.cuda.math_sdp_enabled():
+        raise RuntimeError("No available kernel. Aborting execution.")
     return "math"
 
 
