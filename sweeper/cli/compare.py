@@ -20,7 +20,8 @@ from sweeper.questions import Options
 __all__ = ["compare"]
 
 # Of ``sweep run`` everything that is asked of a sweep; what it does with the answer is a command's own.
-_SHARED = {*Options.__annotations__, "model", "folder", "no_predict", "no_calibration"} - {"target_batch"}
+_SHARED = {*Options.__annotations__, "model", "folder", "no_predict", "no_calibration"}
+_SHARED -= {"target_batch", "price", "samples", "epochs"}
 
 
 def _options_of_a_sweep() -> list[click.Parameter]:
