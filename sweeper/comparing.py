@@ -23,7 +23,7 @@ from sweeper.drawing import draw_comparison
 from sweeper.errors import FolderUnusable, JournalBroken, SchemaTooNew, UsageError, WorkerFailed
 from sweeper.journal import FILE as JOURNAL
 from sweeper.journal import Journal, read_record
-from sweeper.questions import Options, calibrations, new_folder, question, runner_for, settled
+from sweeper.questions import Options, Question, calibrations, new_folder, question, runner_for, settled
 from sweeper.record import Header, Record
 from sweeper.report import write_whole
 from sweeper.runner import Runner, open_runner
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 __all__ = [
+    "CAP",
     "Comparison",
     "ComparisonObserver",
     "Plan",
@@ -51,7 +52,7 @@ PLAN = "plan.json"
 # 1  first version
 SCHEMA = 1
 # A choice can let many times the batch fit; 512, a sweep's own default, would be the answer of several combinations.
-_CAP = 4096
+CAP = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,12 +155,14 @@ def compare(
     varied = read_vary(vary)
     if model is None and "model" not in varied:
         raise UsageError("which model?", hint="give one, or vary it; `sweep models` lists them")
-    given = {**options, **({} if model is None else {"model": model})}
+    given: dict[str, Any] = {**options, **({} if model is None else {"model": model})}
     check_unvaried(varied, given)
+    if given.get("axis", "batch") == "batch" and given.get("max_size") is None:
+        given.setdefault("max_batch", CAP)
     asked = []
     for combination in combinations(varied):
         with _named(combination):
-            asked.append((combination, _question({"max_batch": _CAP, **given}, combination)))
+            asked.append((combination, _question(given, combination)))
     watched = observer or _SilentComparison()
     with runner_for(*(one for _, one in asked)) as runner:
         planned = []
@@ -262,11 +265,10 @@ def _entry(one: Planned, folder: Path) -> Entry:
     return Entry(choices=one.choices, folder=one.folder, record=record)
 
 
-def _question(given: Mapping[str, Any], combination: Mapping[str, Varied]) -> Any:
+def _question(given: Mapping[str, Any], combination: Mapping[str, Varied]) -> Question:
     options = changed(given, combination)
     model = options.pop("model")
-    limit = options.get("memory_limit")
-    return question(model, Options(**{**options, "memory_limit": limit}))  # type: ignore[typeddict-item]
+    return question(model, Options(**options))  # type: ignore[typeddict-item]
 
 
 @contextmanager

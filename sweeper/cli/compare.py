@@ -12,6 +12,7 @@ import click
 from sweeper import api
 from sweeper.cli.progress import CompareBar, CompareLines
 from sweeper.cli.run import ANSWERED, BROKE, INTERRUPTED, NOTHING_FITS, run, use_color
+from sweeper.comparing import CAP
 from sweeper.comparison import SORTS, Sort
 from sweeper.errors import UnknownName, UsageError
 from sweeper.questions import Options
@@ -20,7 +21,7 @@ __all__ = ["compare"]
 
 # Of ``sweep run`` everything that is asked of a sweep; what it does with the answer is a command's own.
 _SHARED = {*Options.__annotations__, "model", "folder", "no_predict", "no_calibration"}
-_CAP = 4096
+_SHARED -= {"target_batch", "price", "samples", "epochs"}
 
 
 def _options_of_a_sweep() -> list[click.Parameter]:
@@ -28,7 +29,7 @@ def _options_of_a_sweep() -> list[click.Parameter]:
     found = [copy.copy(parameter) for parameter in run.params if parameter.name in _SHARED]
     for parameter in found:
         if parameter.name == "max_batch":
-            parameter.default = _CAP
+            parameter.default = CAP
     return found
 
 

@@ -145,8 +145,8 @@ def test_where_no_batch_is_shared_the_smallest_answer_is_run_by_all(tmp_path: Pa
 
 def test_measured_on_the_cpu(tmp_path: Path, sweep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # beside other tests, threads that wait for each other take minutes
-    question = ["--model", "small-cnn", "--image-size", "16", "--device", "cpu", "--memory-limit", "64MiB"]
-    question += ["--points", "2", "--margin", "0", "--confirm", "1", "--steps", "2"]
+    question = ["--model", "small-cnn", "--image-size", "16", "--device", "cpu", "--memory-limit", "32MiB"]
+    question += ["--points", "1", "--margin", "0", "--confirm", "1", "--steps", "2"]
     vary = ["--vary", "mode=train,inference"]
     code, out, err = sweep("compare", *question, *vary, "--folder", str(tmp_path / "cpu"), "--json", "--sort", "speed")
     assert code == 0, err
