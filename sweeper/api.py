@@ -24,10 +24,11 @@ from sweeper.difference import Difference, difference
 from sweeper.drawing import draw, draw_comparison, draw_frontier, draw_timeline
 from sweeper.errors import FolderUnusable, UsageError, WorkerFailed
 from sweeper.journal import Journal, read_record
+from sweeper.libraries import imports_of
 from sweeper.model_names import modules_of
 from sweeper.predicting import Forecast, StepTracer, Wanted, forecasts
 from sweeper.prices import cost_question
-from sweeper.questions import AUTO_CARD, Options, calibrations, new_folder, question, runner_for, settled
+from sweeper.questions import AUTO_CARD, Options, calibrations, new_folder, question, runner_for, runner_of, settled
 from sweeper.record import CurvePoint, Record
 from sweeper.runner import Runner, open_runner
 from sweeper.sweeping import Observer, Silent, describe, run_sweep
@@ -330,12 +331,7 @@ def resume(folder: str | Path, *, observer: Observer | None = None) -> Run:
         raise FolderUnusable(f"{folder} holds a comparison", hint=f"go on with it: sweep compare --resume {folder}")
     with Journal.reopen(Path(folder)) as journal:
         spec, settings = journal.record.header.spec, journal.record.header.settings
-        with open_runner(
-            settings.isolation,
-            timeout_s=settings.timeout_s,
-            host_memory_limit_bytes=settings.host_memory_limit_bytes,
-            preload=modules_of(spec.model, spec.config),
-        ) as runner:
+        with runner_of(settings, spec) as runner:
             return _finish(journal, runner, observer, calibrations(settings.calibration))
 
 
@@ -476,7 +472,7 @@ def _forecasts(
     # As the simulated device reads it, so that both allocators keep the same rules.
     conf = AllocatorConf.parse(words_in_force(spec.alloc_conf))
     kept = TraceCache(default_folder()) if cache else None
-    preload = modules_of(spec.model, spec.config)
+    preload = imports_of(spec)
     with (
         open_runner("fork", timeout_s=_TRACE_TIMEOUT_S, preload=preload) as runner,
         tempfile.TemporaryDirectory() as scratch,

@@ -23,10 +23,10 @@ from sweeper.drawing import draw_comparison
 from sweeper.errors import FolderUnusable, JournalBroken, SchemaTooNew, UsageError, WorkerFailed
 from sweeper.journal import FILE as JOURNAL
 from sweeper.journal import Journal, read_record
-from sweeper.questions import Options, Question, calibrations, new_folder, question, runner_for, settled
+from sweeper.questions import Options, Question, calibrations, new_folder, question, runner_for, runner_of, settled
 from sweeper.record import Header, Record
 from sweeper.report import write_whole
-from sweeper.runner import Runner, open_runner
+from sweeper.runner import Runner
 from sweeper.sweeping import Observer, Silent, begin_sweep, run_sweep
 from sweeper.trial import DescribeModel, Refused
 from sweeper.varying import Varied, changed, check_unvaried, combinations, read_vary
@@ -185,10 +185,8 @@ def compare(
 def resume_comparison(folder: str | Path, *, observer: ComparisonObserver | None = None) -> Comparison:
     """Go on with the comparison in ``folder``, or return it when it is finished."""
     plan, path = _read_plan(Path(folder)), Path(folder)
-    settings = plan.combinations[0].header.settings
-    with open_runner(
-        settings.isolation, timeout_s=settings.timeout_s, host_memory_limit_bytes=settings.host_memory_limit_bytes
-    ) as runner:
+    headers = [one.header for one in plan.combinations]
+    with runner_of(headers[0].settings, *(header.spec for header in headers)) as runner:
         return _finish(plan, path, runner, observer or _SilentComparison())
 
 

@@ -22,7 +22,7 @@ from sweeper.choices import Choices, check_choices, job
 from sweeper.cost import Schedule
 from sweeper.effective_batch import accumulating
 from sweeper.errors import UnknownName
-from sweeper.model_names import modules_of
+from sweeper.libraries import imports_of
 from sweeper.prices import CostQuestion, cost_question
 from sweeper.record import Header, Settings
 from sweeper.runner import ForkRunner, Runner, SpawnRunner, open_runner
@@ -30,7 +30,17 @@ from sweeper.sizing import settle
 from sweeper.sweeping import Observer, describe
 from sweeper.trial import Describe, DeviceReport, TrialSpec
 
-__all__ = ["AUTO_CARD", "Options", "Question", "calibrations", "new_folder", "question", "runner_for", "settled"]
+__all__ = [
+    "AUTO_CARD",
+    "Options",
+    "Question",
+    "calibrations",
+    "new_folder",
+    "question",
+    "runner_for",
+    "runner_of",
+    "settled",
+]
 
 # What `auto` simulates on a machine without a GPU: a card that many students have.
 AUTO_CARD = "rtx4060"
@@ -164,13 +174,16 @@ def _question(
 
 def runner_for(asked: Question, *others: Question) -> ForkRunner | SpawnRunner:
     """The runner that the settings of ``asked`` name, with what the models of all of them need."""
-    settings = asked.settings
-    modules = [modules_of(one.spec.model, one.spec.config) for one in (asked, *others)]
+    return runner_of(asked.settings, *(one.spec for one in (asked, *others)))
+
+
+def runner_of(settings: Settings, *specs: TrialSpec) -> ForkRunner | SpawnRunner:
+    """The runner that ``settings`` name, for trials of ``specs``."""
     return open_runner(
         settings.isolation,
         timeout_s=settings.timeout_s,
         host_memory_limit_bytes=settings.host_memory_limit_bytes,
-        preload=tuple(dict.fromkeys(name for names in modules for name in names)),
+        preload=tuple(dict.fromkeys(name for spec in specs for name in imports_of(spec))),
     )
 
 

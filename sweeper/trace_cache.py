@@ -30,7 +30,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from sweeper.model_names import LIBRARIES, config_file, is_factory, library_of, split_factory
+from sweeper.libraries import distributions_of
+from sweeper.model_names import config_file, is_factory, split_factory
 from sweeper.trace import SCHEMA as TRACE_SCHEMA
 from sweeper.trace import Trace
 from sweeper.trial import TrialSpec
@@ -95,7 +96,7 @@ def question(spec: TrialSpec, kernels: str) -> dict[str, Any]:
     asked: dict[str, Any] = {
         "spec": {f.name: getattr(spec, f.name) for f in fields(spec) if f.name not in _NOT_OF_A_TRACE},
         "kernels": kernels,
-        "versions": {**versions(), **_library_versions(spec.model)},
+        "versions": {**versions(), **{name: _version(name) for name in distributions_of(spec)}},
         "tracer": _tracer_digest(),
         "trace_schema": TRACE_SCHEMA,
     }
@@ -112,12 +113,6 @@ def question(spec: TrialSpec, kernels: str) -> dict[str, Any]:
 def versions() -> dict[str, str | None]:
     """The versions of torch and torchvision, which is known without importing them; None where they are missing."""
     return {name: _version(name) for name in ("torch", "torchvision")}
-
-
-def _library_versions(model: str) -> dict[str, str | None]:
-    """That of the library that ``model`` is of, which is that of its distribution too; nothing for other models."""
-    found = library_of(model)
-    return {} if found is None else {LIBRARIES[found[0]]: _version(LIBRARIES[found[0]])}
 
 
 def _version(distribution: str) -> str | None:

@@ -16,6 +16,7 @@ from sweeper.prediction import PredictedFailure
 from sweeper.record import Record
 from sweeper.report import costs, laws, measured
 from sweeper.report.commands import advice, after_breaking, takes_images
+from sweeper.report.rule_of_thumb import rule_of_thumb
 from sweeper.trial import Broken, Fit, OutOfMemory
 from sweeper.units import format_bytes
 
@@ -56,6 +57,7 @@ def statements(record: Record) -> list[Statement]:
         *(Statement("would help", text) for text in advice(record)),
         Statement("axis", axis(record) or ""),
         Statement("memory", law(record) or ""),
+        Statement("state", said(record, text) if (text := rule_of_thumb(record)) else ""),
         Statement("recommended", recommended(record) or ""),
         Statement("accumulate", effective_batch(record) or ""),
         Statement("not tried", not_tried(record) or ""),

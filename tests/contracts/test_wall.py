@@ -31,6 +31,7 @@ FLOORS: tuple[frozenset[str], ...] = (
             "failures",
             "failure_texts",
             "history",
+            "libraries",
             "listing",
             "measured",
             "model_names",

@@ -40,7 +40,7 @@ TIMES = {"sgd": 2, "sgd-momentum": 3, "adagrad": 3, "rmsprop": 3, "adam": 4, "ad
 @pytest.mark.parametrize("optimizer", TIMES)
 @pytest.mark.parametrize("model", BATCHES)
 def test_training_takes_the_weights_several_times_before_any_activation(model: str, optimizer: str) -> None:
-    """"3 to 4 times the weights plus activations" is of Adam in fp32: weights, gradients, and two moments."""
+    """ "3 to 4 times the weights plus activations" is of Adam in fp32: weights, gradients, and two moments."""
     held = most(model, optimizer=optimizer)
     # Above the exact multiple by what the allocator does not split off large blocks, at most a MiB each.
     assert TIMES[optimizer] <= state_bytes(held) / held.weights < 1.04 * TIMES[optimizer]
@@ -78,7 +78,9 @@ def test_autocast_halves_activations_alone_and_not_quite(model: str, least: floa
 def test_autocast_saves_nothing_where_weights_are_the_larger_part() -> None:
     """VGG-16's 16-bit copies of 138 million weights are more than half of the activations of 8 images."""
     whole, mixed = trained("vgg16", optimizer="adam"), trained("vgg16", optimizer="adam", precision="amp-bf16")
-    assert most("vgg16", optimizer="adam", precision="amp-bf16").activations > most("vgg16", optimizer="adam").activations
+    assert (
+        most("vgg16", optimizer="adam", precision="amp-bf16").activations > most("vgg16", optimizer="adam").activations
+    )
     assert mixed.peak_allocated_bytes > 0.95 * whole.peak_allocated_bytes
 
 

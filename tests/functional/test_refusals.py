@@ -41,12 +41,14 @@ BY_THE_WORDS = [
     ("--model small-cnn --axis image-size", "how far along image-size?"),
     ("--model small-cnn --axis image-size --max 64 --batches 1,2", "--batches lists batches"),
     ("--model small-cnn --axis image-size --max 64 --image-size 32", "image-size is fixed at 32"),
-    ("--model small-cnn --axis image-size --min 64 --max 32", "no sizes from 64 to 32"),
-    ("--model small-cnn --axis image-size --max 64 --step 0", "no sizes"),
+    ("--model small-cnn --axis image-size --min 64 --max 32", "--min 64 is above --max 32"),
+    ("--model small-cnn --axis image-size --max 64 --step 0", "a size is 1 or more"),
 ]
 
 
-@pytest.mark.parametrize(("words", "said"), BY_THE_WORDS, ids=lambda value: value if value.startswith("--model") else "")
+@pytest.mark.parametrize(
+    ("words", "said"), BY_THE_WORDS, ids=lambda value: value if value.startswith("--model") else ""
+)
 def test_what_cannot_be_met_is_refused(sweep: Command, tmp_path: Path, words: str, said: str) -> None:
     code, out, err = sweep(*words.split())
     assert code == 2
