@@ -56,6 +56,7 @@ FLOORS: tuple[frozenset[str], ...] = (
 # What the worker shares with the driver: the vocabulary, and what is pure.
 SHARED = FLOORS[0] | {
     "allocator", "allocator_conf", "architectures", "calibration", "choices", "failures", "model_names", "trace",
+    "untraceable",
 }  # fmt: skip
 
 

@@ -35,7 +35,7 @@ def build(
     image_size: int | None,
     training: bool,
 ) -> Workload:
-    """Return the model that ``name`` is on the hub, such as ``meta-llama/Llama-2-13b-hf``, or that ``config_file`` says.
+    """Return the model ``name`` of the hub, such as ``meta-llama/Llama-2-13b-hf``, or that ``config_file`` says.
 
     ``model_args`` are fields of the configuration.  Without ``training`` batches have no labels, and there is no loss.
     Raises ``UsageError`` where there is no such configuration, head or field, and for sizes it does not take.
