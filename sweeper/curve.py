@@ -95,8 +95,8 @@ def fit_law(measured: Iterable[tuple[int, int]], *, curved: bool = False) -> Mem
     A size measured more than once counts with its largest peak.  Ordinary least squares, and the plainest law that
     does: one line, where it is within 1 % of every peak.  Else a level of small sizes is taken out of the line, and
     where the law may be ``curved`` a square is added to it, each only when that leaves less than a quarter of the
-    squared error of what is plainer; a square must be a tenth of the growth as well.  So growth with the square is said of three sizes or more, of four above a level,
-    and never of peaks that a line explains.
+    squared error of what is plainer; a square must be a tenth of the growth as well.  So growth with the square is said
+    of three sizes or more, of four above a level, and never of peaks that a line explains.
     """
     points: dict[int, int] = {}
     for size, peak in measured:

@@ -116,7 +116,7 @@ def test_the_title_says_the_answer_and_the_boundary_is_named(record: Record) -> 
     assert len(named) == answered
     if answered and record.first_failure is not None:
         assert any(f"{record.max_size:,} fits, {record.first_failure:,} does not" in text for text in texts)
-        assert f"{record.first_failure} does not" in named[0].get_text()
+        assert f"{record.first_failure:,} does not" in named[0].get_text()
 
 
 def test_the_law_is_the_caption() -> None:

@@ -63,14 +63,16 @@ def _none_of(size: int) -> Model:
 
 
 def settled(
-    model: Model, axis: str, *, spec: TrialSpec | None = None, **given: int | None
+    model: Model,
+    axis: str,
+    *,
+    most: int,
+    least: int | None = None,
+    step: int | None = None,
+    spec: TrialSpec | None = None,
 ) -> tuple[TrialSpec, Settings]:
-    sizes = sizes_of(
-        axis, min_batch=1, max_batch=512, batches=(),
-        min_size=given.get("least"), max_size=given["most"], step=given.get("step"),
-    )  # fmt: skip
-    settings = Settings(cap=sizes.cap, axis=axis)
-    return settle(ModelsOnly(model), spec or a_spec(), settings, sizes)
+    sizes = sizes_of(axis, min_batch=1, max_batch=512, batches=(), min_size=least, max_size=most, step=step)
+    return settle(ModelsOnly(model), spec or a_spec(), Settings(cap=sizes.cap, axis=axis), sizes)
 
 
 def grid(settings: Settings) -> tuple[int, int, int]:
@@ -97,7 +99,7 @@ def test_the_batch_is_not_asked_about() -> None:
     ],
 )
 def test_images_lie_on_the_models_grid_from_its_least(
-    says: dict[str, int], given: dict[str, int], found: tuple[int, int, int]
+    says: dict[str, int], given: dict[str, Any], found: tuple[int, int, int]
 ) -> None:
     spec, settings = settled(images(**says), "image-size", **given)
     assert grid(settings) == found
@@ -107,7 +109,7 @@ def test_images_lie_on_the_models_grid_from_its_least(
 @pytest.mark.parametrize(
     ("given", "found"), [({}, (8, 96, 8)), ({"step": 1}, (1, 100, 1)), ({"step": 30}, (30, 90, 30))]
 )
-def test_sequences_go_in_steps_of_eight_unless_told(given: dict[str, int], found: tuple[int, int, int]) -> None:
+def test_sequences_go_in_steps_of_eight_unless_told(given: dict[str, Any], found: tuple[int, int, int]) -> None:
     assert grid(settled(sequences(), "seq-len", most=100, **given)[1]) == found
 
 
@@ -135,7 +137,7 @@ def test_a_model_gets_positions_for_the_longest_sequence_once(keeps: int) -> Non
         (_none_of(1000), "image-size", {}, "too big"),
     ],
 )  # fmt: skip
-def test_what_the_model_cannot_take_is_refused(model: Model, axis: str, given: dict[str, int], message: str) -> None:
+def test_what_the_model_cannot_take_is_refused(model: Model, axis: str, given: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         settled(model, axis, most=1000, **given)
 
