@@ -42,7 +42,16 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"cli", "__main__"}),
 )
 # What the worker shares with the driver: the vocabulary, and what is pure.
-SHARED = FLOORS[0] | {"allocator", "allocator_conf", "calibration", "choices", "failures", "model_names", "trace"}
+SHARED = FLOORS[0] | {
+    "allocator",
+    "allocator_conf",
+    "calibration",
+    "choices",
+    "failures",
+    "model_names",
+    "trace",
+    "untraceable",
+}
 
 
 def modules() -> list[Path]:
