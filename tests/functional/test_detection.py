@@ -42,8 +42,8 @@ def test_every_detector_simulates_a_step(model: str) -> None:
     precision = ("fp32", "amp-fp16")[DETECTION.index(model) % 2]
     fit = trial.run(spec(model, precision=precision))
     assert isinstance(fit, Fit), fit
-    assert fit.breakdown is not None
-    assert fit.breakdown.gradients > 0
+    assert fit.holdings is not None
+    assert fit.holdings.gradients > 0
 
 
 @pytest.mark.parametrize("model", ["fasterrcnn_mobilenet_v3_large_320_fpn", "fcos_resnet50_fpn"])

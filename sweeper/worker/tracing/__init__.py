@@ -17,10 +17,12 @@ Theory of operation.  These act together, each in a module of its own:
                 ``recurrent_weights`` theirs) and ``recurrent_cells`` (PyTorch's own) hold theirs;
                 ``recurrent_selection`` tells which of the two runs.
 ``modules``     which module an operator runs for; in backward, the module whose forward made the node.
+``values``      what small tensors hold, when a step needs it; ``deciding`` what follows where a value is asked for.
 ``optimizing``  the optimizers' and the gradient scaler's CUDA paths.
 
 What this does not know: which plan cuDNN chooses for a convolution (``cudnn`` has a rule of thumb), values
-(a model that reads a tensor's value on the host ends with an error that names the operator), and time.
+that arithmetic on the model's outputs makes (a model that reads such a number on the host ends with an error that
+names the operator), and time.
 """
 
 from sweeper.worker.tracing.ledger import Ledger, SimulatedOutOfMemory

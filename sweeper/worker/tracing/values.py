@@ -343,7 +343,8 @@ def _may_be_large(operands: Sequence[torch.Tensor]) -> bool:
 
 def _only_view(tensor: torch.Tensor) -> bool:
     """Does nobody but ``tensor``, a local of the caller's, hold its storage?"""
-    return tensor.storage_offset() == 0 and torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) <= _HELD_BY_ONE
+    users = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return bool(tensor.storage_offset() == 0) and users <= _HELD_BY_ONE
 
 
 # As in ``kernels``: what the count says of a storage that one tensor owns differs between releases.
