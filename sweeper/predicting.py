@@ -142,7 +142,9 @@ def affine_law(tracer: StepTracer, spec: TrialSpec, kernels: str) -> AffineTrace
 def job_traces(tracer: StepTracer, spec: TrialSpec, kernels: str) -> AffineTrace | EachSize:
     """The law of ``spec``'s step over the batch; where there is none, its traces one by one."""
     if spec.model in DETECTION:
-        why = NotAffine("a detector runs operators of its own for every image", event=0)
+        why = NotAffine(
+            "a detector runs operators of its own for every image; of its boxes the most is assumed", event=0
+        )
         return EachSize(tracer, spec, kernels, taken={}, why=why)
     taken = tracer.traces(spec, kernels, _LAW_SIZES)
     try:

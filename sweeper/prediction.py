@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 _HOST_ALIGNMENT_BYTES = 64  # gAlignment, c10/core/impl/alloc_cpu.h: torch's CPU allocator aligns each block to 64 bytes
+_HOPELESS = 1.2  # times the capacity in tensors alone: no larger size is tried, which matters where each is traced
 _PAGE_BYTES = 2 * MIB  # every segment is a multiple of it: kSmallBuffer, kRoundLarge, c10/core/AllocatorConfig.h
 
 
@@ -222,7 +223,7 @@ def predict_within(replays: Replays, room: Room, *, cap: int, floor: int = 1, st
     for size in curve_sizes(floor=floor, cap=cap, step=step):
         if replays.uncapped(size).peak_allocated_bytes > room.least_bytes:
             break  # the curve goes no further than the first that does not fit
-    largest, refused = _boundary(lambda size: replays.fits(size, room), floor=floor, cap=cap, step=step)
+    largest, refused = _boundary_within(replays, room, floor=floor, cap=cap, step=step)
     failure = replays.within(refused, room).failure if refused is not None else None
     return Prediction(
         max_batch=largest,
@@ -263,7 +264,7 @@ def predict_host(traces: Traces, *, budget_bytes: int, cap: int, floor: int = 1,
 def largest_within(replays: Replays, room: Room, *, cap: int, floor: int = 1, step: int = 1) -> int | None:
     """What ``predict_within`` gives as the largest batch, without the rest; None when nothing fits."""
     _check_range(floor=floor, cap=cap, step=step)
-    return _boundary(lambda size: replays.fits(size, room), floor=floor, cap=cap, step=step)[0]
+    return _boundary_within(replays, room, floor=floor, cap=cap, step=step)[0]
 
 
 def curve_sizes(
@@ -284,15 +285,37 @@ def _check_range(*, floor: int, cap: int, step: int) -> None:
         raise ValueError(f"no sizes from {floor} to {cap} in steps of {step}")
 
 
-def _boundary(fits: Callable[[int], bool], *, floor: int, cap: int, step: int) -> tuple[int | None, int | None]:
+def _boundary_within(replays: Replays, room: Room, *, floor: int, cap: int, step: int) -> tuple[int | None, int | None]:
+    return _boundary(
+        lambda size: replays.fits(size, room),
+        hopeless=lambda size: replays.live_bytes(size) > _HOPELESS * room.capacity_bytes,
+        floor=floor,
+        cap=cap,
+        step=step,
+    )
+
+
+def _boundary(
+    fits: Callable[[int], bool],
+    *,
+    floor: int,
+    cap: int,
+    step: int,
+    hopeless: Callable[[int], bool] = lambda size: False,
+) -> tuple[int | None, int | None]:
     """Return (a size that fits, the next one, which does not); None for the side that is outside the range.
 
     All of the curve's sizes are tried, because a small size may fail where a larger one fits: below 10 MiB a request
-    takes a segment of 20 MiB, above it takes no more than it needs.
+    takes a segment of 20 MiB, above it takes no more than it needs.  Past a size that is ``hopeless`` none is.
     """
     last = (cap - floor) // step
     doubling = [*((size - floor) // step for size in curve_sizes(floor=floor, cap=cap, step=step)), last]
-    fitting = [index for index in doubling if fits(floor + index * step)]
+    fitting = []
+    for index in doubling:
+        if fits(floor + index * step):
+            fitting.append(index)
+        elif hopeless(floor + index * step):
+            break
     if not fitting:
         return None, floor
     low = max(fitting)

