@@ -329,7 +329,7 @@ def _boundary(axes: "Axes", found: Frontier) -> None:
     axes.set_ylim(0.9, found.cap * 1.1 if found.cap > 1 else 2)
     edge = [point.max_batch or 0.5 for point in found.points]
     axes.fill_between(
-        lengths, edge, found.cap, facecolor="#FFFFFF73", hatch="//", edgecolor="#666666", linewidth=0,
+        lengths, edge, found.cap, facecolor="#FFFFFF73", hatch="//", edgecolor="#666666", linewidth=0.6,
         label="does not fit", zorder=2,
     )  # fmt: skip
     axes.plot(lengths, edge, color=BLACK, linewidth=1.8, label="largest batch that fits", zorder=4)
