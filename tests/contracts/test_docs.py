@@ -8,7 +8,7 @@ import pytest
 
 from sweeper import cards
 from sweeper.cli import cli
-from sweeper.model_names import check_model
+from sweeper.model_names import check_model, library_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "results" / "README.md"])
@@ -35,7 +35,7 @@ def test_every_command_that_is_shown_parses(document: str, command: str) -> None
     parsed = cli.commands[name].make_context(name, rest)
     if model := parsed.params.get("model"):
         if model != "my_model.py:factory":
-            check_model(model if ":" not in model else str(ROOT / model))
+            check_model(model if ":" not in model or library_of(model) else str(ROOT / model))
         device = parsed.params.get("device", "")
         assert not device.startswith("sim:") or cards.card(device.removeprefix("sim:"))
         card = parsed.params.get("card")
