@@ -241,7 +241,7 @@ def effective_batch(record: Record) -> str | None:
         made = f"{found.micro_batch} x {found.accumulate - 1} + {found.last}"
     run = "ran" if found.was_run else f"was not run itself, {record.max_batch} was"
     text = (
-        f"an effective batch of {found.target_batch} is {made}: --batch-size {found.micro_batch} "
+        f"an effective batch of {found.target_batch} is {made}: --batches {found.micro_batch} "
         f"--accumulate {found.accumulate} ({found.micro_batch} {run}; "
         "trials kept the gradients of one micro-batch while the next ran)"
     )

@@ -67,7 +67,7 @@ def a_kept(target: int | None) -> Any:
 def test_a_report_says_the_split_and_what_was_not_run_itself(tmp_path: Any) -> None:
     record = a_kept(1000)
     assert words.effective_batch(record) == (
-        "an effective batch of 1000 is 250 x 4: --batch-size 250 --accumulate 4 (250 was not run itself, 325 was; "
+        "an effective batch of 1000 is 250 x 4: --batches 250 --accumulate 4 (250 was not run itself, 325 was; "
         "trials kept the gradients of one micro-batch while the next ran) (simulated)"
     )
     assert "--accumulate 4" in " ".join(summary(record, folder=tmp_path, color=False).split())
