@@ -40,6 +40,7 @@ from sweeper.predicting import StepTracer
 from sweeper.prediction import Replays, Room
 from sweeper.runner import Runner
 from sweeper.seeding import card_of, room_of
+from sweeper.sizing import with_positions
 from sweeper.trace_cache import versions
 from sweeper.trial import (
     Broken,
@@ -94,26 +95,18 @@ def fitted_to(runner: Runner, spec: TrialSpec, asked: Asked, folder: Path) -> tu
             f"no length from {asked.shortest or step} to {longest} is a multiple of {step}",
             hint="give a smaller --step, or a larger --max-seq-len",
         )
-    if model.positions is None or lengths[-1] <= model.positions:
-        return spec, lengths, ()
-    argument = model.positions_argument
+    built, argument = with_positions(
+        spec,
+        model,
+        lengths[-1],
+        describe=lambda longer: _describe_model(runner, longer, folder),
+        flag="--max-seq-len",
+    )
     if argument is None:
-        raise UsageError(
-            f"{spec.model} takes at most {model.positions} tokens", hint=f"give --max-seq-len {model.positions}"
-        )
-    longer = _with_positions(runner, spec, argument, lengths[-1], folder)
-    given = longer.model_args[argument]
+        return spec, lengths, ()
+    given = built.model_args[argument]
     note = f"built with {argument}={given} at every length: its own {model.positions} positions are too few"
-    return longer, lengths, (note,)
-
-
-def _with_positions(runner: Runner, spec: TrialSpec, argument: str, wanted: int, folder: Path) -> TrialSpec:
-    """``spec`` with ``wanted`` positions; some models keep a few of those in ``argument`` for themselves."""
-    longer = at_size(spec, f"model.{argument}", wanted)
-    has = _describe_model(runner, longer, folder).positions
-    if has is None or has >= wanted:
-        return longer
-    return at_size(spec, f"model.{argument}", 2 * wanted - has)
+    return built, lengths, (note,)
 
 
 def chart(

@@ -20,6 +20,7 @@ there is a folder.  What is not known is whether it takes all sizes between.
 
 import dataclasses
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from sweeper import axes
@@ -29,7 +30,7 @@ from sweeper.record import Settings
 from sweeper.runner import Runner
 from sweeper.trial import DescribeModel, ModelReport, Refused, TrialSpec
 
-__all__ = ["settle"]
+__all__ = ["settle", "with_positions"]
 
 _TOKEN_STEP = 8
 _LEAST_IMAGE = 32
@@ -56,6 +57,35 @@ def settle(runner: Runner, spec: TrialSpec, settings: Settings, sizes: Sizes) ->
     return axes.at_size(built, axis, floor), settled
 
 
+def with_positions(
+    spec: TrialSpec, own: ModelReport, top: int, *, describe: Callable[[TrialSpec], ModelReport | None], flag: str
+) -> tuple[TrialSpec, str | None]:
+    """``spec`` with positions for ``top`` tokens, and the argument that says how many, where ``own`` has too few.
+
+    ``describe`` asks the model, ``flag`` is what said ``top``.  Raises ``UsageError`` where no argument says how many,
+    or the person has said it.
+    """
+    if own.positions is None or top <= own.positions:
+        return spec, None
+    argument = own.positions_argument
+    if argument is None:
+        raise UsageError(
+            f"{spec.model} has {own.positions} positions: it takes at most {own.positions} tokens",
+            hint=f"give {flag} {own.positions}",
+        )
+    if argument in spec.model_args:
+        raise UsageError(
+            f"--model-arg {argument}={spec.model_args[argument]} leaves no room for {top} tokens",
+            hint=f"leave it out: the model is then built with as many positions as {flag}",
+        )
+    longer = axes.at_size(spec, f"model.{argument}", top)
+    found = describe(longer)
+    if found is None or found.positions is None or found.positions >= top:
+        return longer, argument
+    # Some keep a few of those for themselves: roberta's begin after its padding.
+    return axes.at_size(spec, f"model.{argument}", 2 * top - found.positions), argument
+
+
 class _Model:
     """What is asked of the model, a request in a folder of its own each time."""
 
@@ -79,27 +109,10 @@ class _Model:
         return found
 
     def with_positions(self, own: ModelReport | None, top: int) -> tuple[TrialSpec, str | None]:
-        """The spec with positions for ``top`` tokens, and the argument that says how many, where it has too few.
-
-        Raises ``UsageError`` where no argument says it, or the person has said it.
-        """
-        spec = self._spec
-        if self._axis != "seq-len" or own is None or own.positions is None or top <= own.positions:
-            return spec, None
-        argument = own.positions_argument
-        if argument is None:
-            raise UsageError(f"{spec.model} has {own.positions} positions", hint=f"give --max {own.positions}")
-        if argument in spec.model_args:
-            raise UsageError(
-                f"--model-arg {argument}={spec.model_args[argument]} leaves no room for {top} tokens",
-                hint="leave it out: the model is then built with as many positions as --max",
-            )
-        longer = axes.at_size(spec, f"model.{argument}", top)
-        found = self._describe(longer)
-        if found is None or found.positions is None or found.positions >= top:
-            return longer, argument
-        # Some keep a few of those for themselves: roberta's begin after its padding.
-        return axes.at_size(spec, f"model.{argument}", 2 * top - found.positions), argument
+        """The spec with positions for ``top`` tokens, and the argument that says how many, where it has too few."""
+        if self._axis != "seq-len" or own is None:
+            return self._spec, None
+        return with_positions(self._spec, own, top, describe=self._describe, flag="--max")
 
     def check(self, spec: TrialSpec, floor: int, top: int) -> None:
         """Raises ``UsageError`` where the model refuses one of these sizes, or both are one to it.

@@ -229,3 +229,10 @@ def test_a_trial_that_is_refused_or_a_folder_that_cannot_be_written_is_an_error(
     (tmp_path / "file").write_text("")
     with pytest.raises(FolderUnusable):
         measure(FOUND, 1, TrialRunner(as_predicted), tmp_path / "file")
+
+
+def test_positions_that_were_asked_for_are_not_overridden(tmp_path: Path) -> None:
+    spec = a_spec(model="hf:gpt2", model_args={"n_positions": 512})
+    with pytest.raises(UsageError, match="n_positions=512 leaves no room for 1024 tokens") as refused:
+        fitted_to(ModelRunner(with_positions(512)), spec, Asked(cap=8, longest=1024), tmp_path)
+    assert "--max-seq-len" in refused.value.hint
